@@ -1,0 +1,31 @@
+/* log.h - one structured line per event on standard error:
+ *     2026-11-29T17:51:43.123456Z INFO sched req=42 msg="batch closed" model=identity rows=8
+ *
+ * Text values are quoted and escaped, so that no client can forge a line. Any thread.
+ */
+#ifndef BERTH_LOG_H
+#define BERTH_LOG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum berth_log_level { BERTH_LOG_ERROR, BERTH_LOG_WARN, BERTH_LOG_INFO, BERTH_LOG_DEBUG };
+
+void berth_log_set_level(enum berth_log_level level);
+bool berth_log_enabled(enum berth_log_level level);
+/* request_id 0: not about one request. format gives the message itself; keys go in the text as
+ * key=value after it, by the caller. */
+void berth_log(enum berth_log_level level, const char *module, uint64_t request_id,
+               const char *format, ...) BERTH_PRINTF(4, 5);
+/* Logs an error once, where it is answered: code, field, message, file and line. */
+void berth_log_err(enum berth_log_level level, const char *module, uint64_t request_id,
+                   const struct berth_err *err);
+
+#define berth_log_error(module, id, ...) berth_log(BERTH_LOG_ERROR, module, id, __VA_ARGS__)
+#define berth_log_warn(module, id, ...) berth_log(BERTH_LOG_WARN, module, id, __VA_ARGS__)
+#define berth_log_info(module, id, ...) berth_log(BERTH_LOG_INFO, module, id, __VA_ARGS__)
+#define berth_log_debug(module, id, ...) berth_log(BERTH_LOG_DEBUG, module, id, __VA_ARGS__)
+
+#endif

@@ -1,0 +1,227 @@
+/* model.h - what a model is: its parsed config and signature, and its place in the catalogue.
+ *
+ * repo/ reads a folder into a spec, engine.describe completes it, then it never changes; a reload
+ * makes a new one. The catalogue maps names to models; the controller alone changes their state,
+ * every thread may look them up and read state and statistics.
+ */
+#ifndef BERTH_MODEL_H
+#define BERTH_MODEL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/hist.h"
+#include "base/mem.h"
+#include "request/request.h"
+
+#define BERTH_MODEL_NAME_MAX 255
+
+/* One input or output. dims without the batch; -1 means variable. */
+struct berth_io {
+    const char *name;
+    enum berth_dtype dtype;
+    uint8_t rank;
+    int64_t dims[BERTH_RANK_MAX];
+    bool optional;
+    bool allow_ragged_batch;
+    bool has_reshape;               /* the engine's shape differs (Triton's reshape) */
+    uint8_t reshape_rank;
+    int64_t reshape_dims[BERTH_RANK_MAX];
+    const char *format;             /* "FORMAT_NONE" */
+    const char *label_filename;     /* "" if none */
+    bool is_shape_tensor;
+};
+
+enum berth_batching { BERTH_BATCHING_NONE, BERTH_BATCHING_DYNAMIC, BERTH_BATCHING_SEQUENCE };
+enum berth_timeout_action { BERTH_TIMEOUT_REJECT, BERTH_TIMEOUT_DELAY };
+
+/* Triton's ModelQueuePolicy, for one priority level. */
+struct berth_queue_policy {
+    enum berth_timeout_action timeout_action;
+    uint64_t timeout_us_default;  /* 0: none */
+    bool timeout_override;
+    uint64_t count_max;           /* 0: the server's --model-queue-max */
+};
+
+#define BERTH_PREFERRED_MAX 16
+#define BERTH_PRIORITY_MAX 64
+
+struct berth_dynamic_batching {
+    uint64_t preferred[BERTH_PREFERRED_MAX];
+    size_t preferred_count;
+    uint64_t delay_us_max;
+    bool preserve_ordering;
+    uint64_t priority_levels;         /* 0: one level */
+    uint64_t priority_level_default;
+    struct berth_queue_policy policy_default;
+    struct berth_queue_policy policies[BERTH_PRIORITY_MAX]; /* by level - 1 */
+};
+
+enum berth_instance_kind { BERTH_KIND_AUTO, BERTH_KIND_CPU, BERTH_KIND_GPU, BERTH_KIND_MODEL };
+
+struct berth_instance_group {
+    const char *name;
+    enum berth_instance_kind kind;
+    uint32_t count; /* 0: not set */
+    const int32_t *gpus;
+    size_t gpu_count;
+};
+
+struct berth_warmup_input {
+    const char *name;
+    enum berth_dtype dtype;
+    uint8_t rank;
+    int64_t dims[BERTH_RANK_MAX];
+    enum { BERTH_WARMUP_ZERO, BERTH_WARMUP_RANDOM, BERTH_WARMUP_FILE } source;
+    const char *file; /* under <model>/warmup/ */
+};
+
+struct berth_warmup {
+    const char *name;
+    uint32_t batch_size;
+    uint32_t count;
+    struct berth_warmup_input *inputs;
+    size_t input_count;
+};
+
+struct berth_key_value {
+    const char *key;
+    const char *value;
+};
+
+/* How an engine runs a model; describe sets it. */
+enum berth_run_mode {
+    BERTH_RUN_EXECUTE, /* one call answers a batch */
+    BERTH_RUN_STEPS    /* admit, step, drop */
+};
+
+struct berth_model_spec {
+    atomic_uint references;
+    struct berth_arena arena;        /* all strings and arrays below */
+    const char *name;
+    uint64_t version;
+    const char *folder;              /* <repository>/<model> */
+    const char *folder_version;      /* <repository>/<model>/<version> */
+    const char *engine;              /* "onnx", "whisper", "null": from backend or platform */
+    const char *backend;             /* as written or completed, for the config echo */
+    const char *platform;
+    const char *default_model_filename;
+    uint64_t batch_size_max;         /* 0: no batch dimension */
+    struct berth_io *inputs;
+    size_t input_count;
+    struct berth_io *outputs;
+    size_t output_count;
+    enum berth_batching batching;
+    struct berth_dynamic_batching dynamic;
+    struct berth_instance_group *groups;
+    size_t group_count;
+    struct berth_warmup *warmups;
+    size_t warmup_count;
+    struct berth_key_value *parameters;
+    size_t parameter_count;
+    const char *task;                /* "automatic-speech-recognition" or ""; describe sets it */
+    enum berth_run_mode run_mode;
+    bool completed;                  /* describe has run */
+    uint64_t bytes_estimate;         /* memory a load is reserved with; describe sets it */
+    uint64_t files_bytes;            /* of the version's folder */
+    char *config_json;               /* what GET .../config answers; berth_alloc'd, owned */
+};
+
+struct berth_model_spec *berth_spec_create(void); /* zeroed, one reference; NULL: no memory */
+struct berth_model_spec *berth_spec_retain(struct berth_model_spec *spec);
+void berth_spec_release(struct berth_model_spec *spec); /* NULL is fine */
+const char *berth_spec_parameter(const struct berth_model_spec *spec, const char *key,
+                                 const char *fallback);
+const struct berth_io *berth_spec_input(const struct berth_model_spec *spec, const char *name);
+const struct berth_io *berth_spec_output(const struct berth_model_spec *spec, const char *name);
+/* How many instances on a CPU device: the sum over KIND_CPU and KIND_AUTO groups, at least
+ * `fallback` where no group says a count. */
+uint32_t berth_spec_instances(const struct berth_model_spec *spec, uint32_t fallback);
+
+/* States of a model on a device (src/residency/README.md). */
+#define BERTH_MODEL_STATES(X)                                                                      \
+    X(COLD) X(FETCHING) X(LOADING) X(WARMING) X(WARM) X(EVICTING) X(FAILED)
+
+enum berth_model_state {
+#define BERTH_MODEL_STATE_ENUM(name) BERTH_STATE_##name,
+    BERTH_MODEL_STATES(BERTH_MODEL_STATE_ENUM)
+#undef BERTH_MODEL_STATE_ENUM
+};
+
+const char *berth_model_state_name(enum berth_model_state state);
+
+/* Why and how long, as Triton's statistics count it: one entry of count and ns. */
+struct berth_tally {
+    _Atomic uint64_t count;
+    _Atomic uint64_t ns;
+};
+
+#define BERTH_BATCH_SIZES_MAX 128
+
+/* Written by the controller only, read by any thread. */
+struct berth_model_stats {
+    _Atomic uint64_t inference_count; /* rows */
+    _Atomic uint64_t execution_count; /* batches or steps */
+    _Atomic uint64_t last_inference_ms;
+    struct berth_tally success, fail, queue, compute_input, compute_infer, compute_output;
+    struct berth_tally batches[BERTH_BATCH_SIZES_MAX + 1]; /* compute_infer by batch size; above: last */
+    _Atomic uint64_t rejected, cancelled, expired;
+    _Atomic uint64_t wasted_ns;      /* worker time spent on rows nobody waited for */
+    _Atomic uint64_t wasted_count;
+    _Atomic uint64_t queue_depth;
+    _Atomic uint64_t loads, loads_failed, unloads, load_ns;
+    struct berth_hist latency_warm_us, latency_cold_us; /* accepted to final part */
+    struct berth_hist queue_us, run_us;                 /* by stage */
+};
+
+/* A version of a model in the catalogue. Never freed while referenced; an entry that is gone from
+ * the repository stays for its holders. */
+struct berth_model {
+    atomic_uint references;
+    uint64_t id;
+    const char *name;    /* owned */
+    uint64_t version;
+    _Atomic int state;   /* enum berth_model_state; controller only */
+    _Atomic bool listed; /* present in the repository and served by its version policy */
+    _Atomic uint64_t bytes_used; /* measured while loaded */
+    _Atomic uint64_t t_used_ns;  /* last request */
+    struct berth_model_stats stats;
+    pthread_mutex_t mu;
+    struct berth_model_spec *spec; /* guarded by mu; take with berth_model_spec */
+    char reason[256];              /* guarded by mu; why it is unavailable */
+};
+
+/* A retained spec; the caller releases it. Any thread. */
+struct berth_model_spec *berth_model_spec(struct berth_model *model);
+void berth_model_set_spec(struct berth_model *model, struct berth_model_spec *spec); /* takes */
+void berth_model_set_state(struct berth_model *model, enum berth_model_state state,
+                           const char *reason);
+enum berth_model_state berth_model_state(const struct berth_model *model);
+void berth_model_reason(struct berth_model *model, char *out, size_t bytes);
+struct berth_model *berth_model_retain(struct berth_model *model);
+void berth_model_release(struct berth_model *model); /* NULL is fine */
+
+struct berth_catalog;
+
+enum berth_code berth_catalog_create(struct berth_catalog **out, struct berth_err *err)
+    BERTH_MUST_USE;
+void berth_catalog_destroy(struct berth_catalog *catalog);
+/* version 0: the newest listed one. Retained for the caller; NULL when there is none. */
+struct berth_model *berth_catalog_find(struct berth_catalog *catalog, const char *name,
+                                       uint64_t version);
+/* Is there any version of that name, served or not? */
+bool berth_catalog_knows(struct berth_catalog *catalog, const char *name);
+/* The entry of (spec->name, spec->version), made if there was none; its spec is replaced. Takes
+ * spec on OK. *out is retained. Called for a scan's results on the controller thread. */
+enum berth_code berth_catalog_put(struct berth_catalog *catalog, struct berth_model_spec *spec,
+                                  struct berth_model **out, struct berth_err *err) BERTH_MUST_USE;
+/* All models, retained, sorted by name and version; the caller releases each and frees the array
+ * with berth_free. false: no memory. */
+bool berth_catalog_list(struct berth_catalog *catalog, struct berth_model ***out, size_t *count)
+    BERTH_MUST_USE;
+
+#endif

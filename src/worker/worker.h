@@ -1,0 +1,82 @@
+/* worker.h - the seam between the controller and whatever runs models.
+ *
+ * A worker is one partition of one device. The controller sends it messages and gets each message
+ * back, on the controller's queue, with its results filled in: nothing is allocated on the way home.
+ * Implementations: thread (thread.c: run threads and loader threads of this process); process and
+ * simulator come beside it. Tensors in messages are slab ranges, never pointers.
+ *
+ * Threads: send from the controller only. A message belongs to the worker until it comes back.
+ */
+#ifndef BERTH_WORKER_H
+#define BERTH_WORKER_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "base/queue.h"
+#include "engine/engine.h"
+#include "model/model.h"
+
+enum berth_worker_kind {
+    BERTH_WORKER_LOAD,   /* describe, attach, make instances, warm up   -> err, spec, bytes_used */
+    BERTH_WORKER_UNLOAD, /* destroy them; no RUN or STEP is under way    -> bytes_used 0 */
+    BERTH_WORKER_RUN,    /* execute batch on an instance                 -> rows' parts and errors */
+    BERTH_WORKER_STEP    /* admit batch's rows, drop slots, then step    -> step.events */
+};
+
+struct berth_worker_msg {
+    struct berth_post post;   /* comes back on the controller's queue; the controller sets deliver */
+    enum berth_worker_kind kind;
+    struct berth_worker *worker;
+    struct berth_model *model;       /* retained by the controller */
+    struct berth_model_spec *spec;   /* LOAD: retained; the worker completes it by describe */
+    uint32_t instance;
+    struct berth_batch batch;        /* RUN: rows; STEP: rows to admit; memory is the controller's */
+    const uint32_t *drops;           /* STEP: slots to drop first */
+    size_t drop_count;
+    uint64_t budget_ns;              /* STEP */
+    struct berth_step_result *step;  /* STEP: where results go */
+    /* Results. */
+    struct berth_err err;            /* of the whole message */
+    uint64_t t_started_ns;
+    uint64_t t_ended_ns;
+    uint64_t bytes_used;             /* LOAD: measured after warm-up */
+    uint32_t slots;                  /* LOAD: per instance, for step models */
+    void *state;                     /* the controller's own */
+};
+
+struct berth_worker;
+
+struct berth_worker_ops {
+    const char *name;
+    /* Takes the message until it is posted on `replies`. Never blocks, never fails. */
+    void (*send)(struct berth_worker *worker, struct berth_worker_msg *msg);
+    /* Ends all threads; every message sent has been posted back when it returns. */
+    void (*destroy)(struct berth_worker *worker);
+};
+
+struct berth_worker {
+    const struct berth_worker_ops *ops;
+    struct berth_queue *replies; /* the controller's queue; set before the first send */
+    const char *device;          /* "cpu:0" */
+    uint32_t parallel_max;       /* RUN and STEP messages it works on at a time */
+    uint64_t bytes_max;          /* memory its models may hold together */
+};
+
+struct berth_worker_options {
+    const char *device;
+    uint32_t run_threads;
+    uint32_t load_threads; /* at SCHED_IDLE, so that a load never takes a warm model's turn */
+    uint64_t bytes_max;
+    struct berth_slabs *slabs;
+    /* NULL: berth_engine_find; tests put their own engines here. */
+    const struct berth_engine_ops *(*engine_find)(const char *name);
+};
+
+enum berth_code berth_worker_thread_create(const struct berth_worker_options *options,
+                                           struct berth_worker **out,
+                                           struct berth_err *err) BERTH_MUST_USE;
+void berth_worker_send(struct berth_worker *worker, struct berth_worker_msg *msg);
+void berth_worker_destroy(struct berth_worker *worker); /* NULL is fine */
+
+#endif
