@@ -64,6 +64,9 @@ void berth_slabs_give(struct berth_slabs *slabs, struct berth_range *range);
 void *berth_slabs_pointer(struct berth_slabs *slabs, const struct berth_range *range);
 /* The slab's memfd; lends. For a private range it holds that range alone, at offset 0. */
 int berth_slabs_fd(struct berth_slabs *slabs, const struct berth_range *range);
+/* Whether it is, or is a part of, a private range: its descriptor shows nothing of others. The
+ * memfd of a private range is never used again for another one. */
+bool berth_range_private(const struct berth_range *range);
 /* A part of a range. false when it does not lie inside. */
 bool berth_range_slice(const struct berth_range *range, uint64_t offset, uint64_t length,
                        struct berth_range *out);
