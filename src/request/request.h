@@ -162,6 +162,10 @@ struct berth_request *berth_request_create(struct berth_slabs *slabs, size_t are
 struct berth_request *berth_request_retain(struct berth_request *request);
 void berth_request_release(struct berth_request *request); /* NULL is fine */
 
+/* A range of the request's own: given back with its last reference. */
+enum berth_code berth_request_take(struct berth_request *request, size_t bytes,
+                                   struct berth_range *out, struct berth_err *err) BERTH_MUST_USE;
+
 /* Makes an empty part for a request (retains it), or NULL. */
 struct berth_part *berth_part_create(struct berth_request *request);
 /* Gives its tensors back and releases the request. NULL is fine. */

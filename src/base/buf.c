@@ -1,0 +1,210 @@
+/* buf.c - a byte buffer that doubles, JSON strings, and what valid UTF-8 is. */
+#include "base/buf.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/mem.h"
+
+#define BYTES_FIRST 256
+
+static size_t character_length(const unsigned char *at, size_t left);
+static size_t plain_length(const unsigned char *at, size_t left);
+static void put_escaped(struct berth_buf *buf, unsigned char byte);
+
+void berth_buf_finish(struct berth_buf *buf)
+{
+    berth_free(buf->bytes);
+    *buf = (struct berth_buf){0};
+}
+
+void berth_buf_clear(struct berth_buf *buf)
+{
+    buf->length = 0;
+    buf->failed = false;
+    if (buf->bytes != NULL) {
+        buf->bytes[0] = '\0';
+    }
+}
+
+bool berth_buf_ok(const struct berth_buf *buf)
+{
+    return !buf->failed;
+}
+
+const char *berth_buf_text(const struct berth_buf *buf)
+{
+    return buf->bytes != NULL ? buf->bytes : "";
+}
+
+void berth_buf_reserve(struct berth_buf *buf, size_t more_bytes)
+{
+    size_t want, doubled;
+    if (buf->failed) {
+        return;
+    }
+    if (!berth_add_size(buf->length, more_bytes, &want) || !berth_add_size(want, 1, &want)) {
+        buf->failed = true;
+        return;
+    }
+    if (want <= buf->capacity) {
+        return;
+    }
+    if (berth_mul_size(buf->capacity, 2, &doubled) && doubled > want) {
+        want = doubled;
+    }
+    if (want < BYTES_FIRST) {
+        want = BYTES_FIRST;
+    }
+    char *grown = berth_resize(buf->bytes, buf->capacity, want);
+    if (grown == NULL) {
+        buf->failed = true;
+        return;
+    }
+    buf->bytes = grown;
+    buf->capacity = want;
+}
+
+void berth_buf_append(struct berth_buf *buf, const void *bytes, size_t length)
+{
+    berth_buf_reserve(buf, length);
+    if (buf->failed || length == 0) {
+        return;
+    }
+    memcpy(buf->bytes + buf->length, bytes, length);
+    buf->length += length;
+    buf->bytes[buf->length] = '\0';
+}
+
+void berth_buf_puts(struct berth_buf *buf, const char *text)
+{
+    berth_buf_append(buf, text, strlen(text));
+}
+
+void berth_buf_printf(struct berth_buf *buf, const char *format, ...)
+{
+    va_list args, again;
+    berth_buf_reserve(buf, BYTES_FIRST / 2);
+    if (buf->failed) {
+        return;
+    }
+    va_start(args, format);
+    va_copy(again, args);
+    size_t room = buf->capacity - buf->length;
+    int length = vsnprintf(buf->bytes + buf->length, room, format, args);
+    if (length >= 0 && (size_t)length >= room) {
+        buf->bytes[buf->length] = '\0';
+        berth_buf_reserve(buf, (size_t)length);
+        if (!buf->failed) {
+            length = vsnprintf(buf->bytes + buf->length, (size_t)length + 1, format, again);
+        }
+    }
+    va_end(again);
+    va_end(args);
+    if (length < 0) {
+        buf->failed = true;
+    }
+    if (!buf->failed) {
+        buf->length += (size_t)length;
+    }
+}
+
+void berth_buf_json_string(struct berth_buf *buf, const char *text, size_t length)
+{
+    const unsigned char *at = (const unsigned char *)text;
+    const unsigned char *end = at + length;
+    berth_buf_append(buf, "\"", 1);
+    while (at < end) {
+        size_t plain = plain_length(at, (size_t)(end - at));
+        berth_buf_append(buf, at, plain);
+        at += plain;
+        if (at < end) {
+            put_escaped(buf, *at);
+            at++;
+        }
+    }
+    berth_buf_append(buf, "\"", 1);
+}
+
+char *berth_buf_release(struct berth_buf *buf, size_t *length_out)
+{
+    berth_buf_reserve(buf, 0); /* so that an empty one is a string too */
+    if (buf->failed) {
+        berth_buf_finish(buf);
+        return NULL;
+    }
+    char *bytes = buf->bytes;
+    if (length_out != NULL) {
+        *length_out = buf->length;
+    }
+    *buf = (struct berth_buf){0};
+    return bytes;
+}
+
+size_t berth_utf8_valid_length(const char *text, size_t length)
+{
+    const unsigned char *bytes = (const unsigned char *)text;
+    size_t at = 0;
+    while (at < length) {
+        size_t step = character_length(bytes + at, length - at);
+        if (step == 0) {
+            break;
+        }
+        at += step;
+    }
+    return at;
+}
+
+/* Bytes of the character at `at`, 0 when it is not valid. The second byte's bounds keep out
+ * overlong forms (E0, F0), surrogates (ED) and what is past U+10FFFF (F4). */
+static size_t character_length(const unsigned char *at, size_t left)
+{
+    unsigned char lead = at[0];
+    if (lead < 0x80) {
+        return 1;
+    }
+    if (lead < 0xC2 || lead > 0xF4) {
+        return 0;
+    }
+    size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+    unsigned char high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+    if (left < length || at[1] < low || at[1] > high) {
+        return 0;
+    }
+    for (size_t i = 2; i < length; i++) {
+        if ((at[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    return length;
+}
+
+/* How many bytes from `at` go into a JSON string as they are. */
+static size_t plain_length(const unsigned char *at, size_t left)
+{
+    size_t length = 0;
+    while (length < left && at[length] >= 0x20 && at[length] != '"' && at[length] != '\\') {
+        size_t step = character_length(at + length, left - length);
+        if (step == 0) {
+            break;
+        }
+        length += step;
+    }
+    return length;
+}
+
+static void put_escaped(struct berth_buf *buf, unsigned char byte)
+{
+    static const char short_from[] = "\"\\\b\f\n\r\t";
+    static const char short_to[] = "\"\\bfnrt";
+    const char *found = byte == 0 ? NULL : strchr(short_from, byte);
+    if (byte >= 0x80) {
+        berth_buf_puts(buf, "\xEF\xBF\xBD");
+    } else if (found != NULL) {
+        char pair[2] = {'\\', short_to[found - short_from]};
+        berth_buf_append(buf, pair, 2);
+    } else {
+        berth_buf_printf(buf, "\\u%04x", byte);
+    }
+}

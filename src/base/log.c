@@ -1,0 +1,183 @@
+/* log.c - one write(2) per line, so that lines of several threads never mix.
+ *
+ * Where the message ends and its keys begin is read from the format, which is ours, never from the
+ * text, which may hold a client's words: the space before each " key=" of the format becomes a
+ * mark. Should the text hold other marks than those, it is all taken as one message. */
+#include "base/log.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+#define MARK '\x1f'
+#define TEXT_BYTES 1024
+#define LINE_BYTES 8192 /* over four times TEXT_BYTES: room for every byte escaped */
+
+struct line {
+    size_t length;
+    char bytes[LINE_BYTES];
+};
+
+static const char *const level_names[] = {"ERROR", "WARN", "INFO", "DEBUG"};
+static _Atomic int level_max = BERTH_LOG_INFO;
+
+static size_t mark_keys(const char *format, char *out);
+static size_t count_marks(const char *text);
+static void put_head(struct line *line, enum berth_log_level level, const char *module);
+static void put_printf(struct line *line, const char *format, ...) BERTH_PRINTF(2, 3);
+static void put_char(struct line *line, char byte);
+static void put_quoted(struct line *line, const char *text, size_t length);
+static void put_pair(struct line *line, const char *pair, size_t length);
+
+void berth_log_set_level(enum berth_log_level level)
+{
+    atomic_store_explicit(&level_max, (int)level, memory_order_relaxed);
+}
+
+bool berth_log_enabled(enum berth_log_level level)
+{
+    return (int)level <= atomic_load_explicit(&level_max, memory_order_relaxed);
+}
+
+void berth_log(enum berth_log_level level, const char *module, uint64_t request_id,
+               const char *format, ...)
+{
+    char marked[TEXT_BYTES];
+    char text[TEXT_BYTES];
+    struct line line = {.length = 0};
+    if (!berth_log_enabled(level)) {
+        return;
+    }
+    size_t marks = mark_keys(format, marked);
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(text, sizeof(text), marks > 0 ? marked : format, args);
+    va_end(args);
+    bool split = length < TEXT_BYTES && count_marks(text) == marks;
+    put_head(&line, level, module);
+    if (request_id != 0) {
+        put_printf(&line, " req=%llu", (unsigned long long)request_id);
+    }
+    put_printf(&line, " msg=");
+    size_t piece = split ? strcspn(text, "\x1f") : strlen(text);
+    put_quoted(&line, text, piece);
+    for (const char *at = text + piece; *at != '\0'; at += piece) {
+        at++; /* over the mark */
+        piece = strcspn(at, "\x1f");
+        put_pair(&line, at, piece);
+    }
+    line.bytes[line.length] = '\n'; /* put_char left room */
+    ssize_t put = write(STDERR_FILENO, line.bytes, line.length + 1);
+    (void)put; /* nowhere to say it */
+}
+
+void berth_log_err(enum berth_log_level level, const char *module, uint64_t request_id,
+                   const struct berth_err *err)
+{
+    const char *file = err->file != NULL ? err->file : "";
+    const char *slash = strrchr(file, '/');
+    berth_log(level, module, request_id, "%s code=%s field=%s at=%s:%d", err->msg,
+              berth_code_name(err->code), err->field != NULL ? err->field : "-",
+              slash != NULL ? slash + 1 : file, err->line);
+}
+
+/* Copies format with a mark for the space before each key; 0: there are none, or it is too long. */
+static size_t mark_keys(const char *format, char *out)
+{
+    size_t marks = 0;
+    size_t length = strlen(format);
+    if (length >= TEXT_BYTES) {
+        return 0;
+    }
+    memcpy(out, format, length + 1);
+    for (char *at = out; *at != '\0'; at++) {
+        size_t key = *at == ' ' ? strspn(at + 1, "abcdefghijklmnopqrstuvwxyz_") : 0;
+        if (key > 0 && at[1 + key] == '=') {
+            *at = MARK;
+            marks++;
+        }
+    }
+    return marks;
+}
+
+static size_t count_marks(const char *text)
+{
+    size_t marks = 0;
+    for (; *text != '\0'; text++) {
+        marks += *text == MARK;
+    }
+    return marks;
+}
+
+static void put_head(struct line *line, enum berth_log_level level, const char *module)
+{
+    struct tm utc;
+    uint64_t now_ns = berth_clock_wall_ns();
+    time_t now_s = (time_t)(now_ns / BERTH_NS_PER_S);
+    unsigned us = (unsigned)(now_ns % BERTH_NS_PER_S / BERTH_NS_PER_US);
+    gmtime_r(&now_s, &utc);
+    put_printf(line, "%04d-%02d-%02dT%02d:%02d:%02d.%06uZ %s %s", utc.tm_year + 1900,
+               utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec, us,
+               level_names[level], module);
+}
+
+static void put_printf(struct line *line, const char *format, ...)
+{
+    char text[128];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    for (const char *at = text; *at != '\0'; at++) {
+        put_char(line, *at);
+    }
+}
+
+static void put_char(struct line *line, char byte)
+{
+    if (line->length < LINE_BYTES - 1) {
+        line->bytes[line->length++] = byte;
+    }
+}
+
+static void put_quoted(struct line *line, const char *text, size_t length)
+{
+    put_char(line, '"');
+    for (size_t i = 0; i < length; i++) {
+        unsigned char byte = (unsigned char)text[i];
+        if (byte < 0x20 || byte == 0x7F) {
+            put_printf(line, "\\x%02x", byte);
+        } else {
+            if (byte == '"' || byte == '\\') {
+                put_char(line, '\\');
+            }
+            put_char(line, text[i]);
+        }
+    }
+    put_char(line, '"');
+}
+
+/* " key=value"; the value is quoted unless it is one plain word. */
+static void put_pair(struct line *line, const char *pair, size_t length)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "._:/@+-,%";
+    size_t key = strcspn(pair, "=") + 1;
+    put_char(line, ' ');
+    for (size_t i = 0; i < key; i++) {
+        put_char(line, pair[i]);
+    }
+    bool bare = key < length && strspn(pair + key, plain) >= length - key;
+    if (!bare) {
+        put_quoted(line, pair + key, length - key);
+        return;
+    }
+    for (size_t i = key; i < length; i++) {
+        put_char(line, pair[i]);
+    }
+}
