@@ -249,6 +249,10 @@ def main(arguments):
             make_model(name)
         if not arguments:
             unpack_speech()
+    except ImportError as error:
+        print(f"models: FAILED: {error}\nmodels: Run: ./setup venv, then .deps/venv/bin/python "
+              "tools/models.py", file=sys.stderr)
+        return 1
     except (Failure, OSError, ValueError, zipfile.BadZipFile) as error:
         print(f"models: FAILED: {error}", file=sys.stderr)
         return 1
