@@ -15,8 +15,9 @@ enum berth_log_level { BERTH_LOG_ERROR, BERTH_LOG_WARN, BERTH_LOG_INFO, BERTH_LO
 
 void berth_log_set_level(enum berth_log_level level);
 bool berth_log_enabled(enum berth_log_level level);
-/* request_id 0: not about one request. format gives the message itself; keys go in the text as
- * key=value after it, by the caller. */
+/* request_id 0: not about one request. format is the message, then any number of " key=%s": what
+ * stands before the first key becomes msg="...", values are quoted where they need it:
+ *     berth_log_info("sched", request->id, "batch closed model=%s rows=%zu", name, rows); */
 void berth_log(enum berth_log_level level, const char *module, uint64_t request_id,
                const char *format, ...) BERTH_PRINTF(4, 5);
 /* Logs an error once, where it is answered: code, field, message, file and line. */

@@ -162,20 +162,25 @@ struct berth_tally {
 
 #define BERTH_BATCH_SIZES_MAX 128
 
+/* What only a model that has had a request needs: 38 KiB, so not part of every model. */
+struct berth_model_detail {
+    struct berth_tally batches[BERTH_BATCH_SIZES_MAX + 1]; /* compute_infer by batch size; above: last */
+    struct berth_hist latency_warm_us, latency_cold_us;    /* accepted to final part */
+    struct berth_hist queue_us, run_us;                    /* by stage */
+};
+
 /* Written by the controller only, read by any thread. */
 struct berth_model_stats {
     _Atomic uint64_t inference_count; /* rows */
     _Atomic uint64_t execution_count; /* batches or steps */
     _Atomic uint64_t last_inference_ms;
     struct berth_tally success, fail, queue, compute_input, compute_infer, compute_output;
-    struct berth_tally batches[BERTH_BATCH_SIZES_MAX + 1]; /* compute_infer by batch size; above: last */
     _Atomic uint64_t rejected, cancelled, expired;
     _Atomic uint64_t wasted_ns;      /* worker time spent on rows nobody waited for */
     _Atomic uint64_t wasted_count;
     _Atomic uint64_t queue_depth;
     _Atomic uint64_t loads, loads_failed, unloads, load_ns;
-    struct berth_hist latency_warm_us, latency_cold_us; /* accepted to final part */
-    struct berth_hist queue_us, run_us;                 /* by stage */
+    _Atomic(struct berth_model_detail *) detail; /* owned; take with berth_model_detail* */
 };
 
 /* A version of a model in the catalogue. Never freed while referenced; an entry that is gone from
@@ -192,8 +197,15 @@ struct berth_model {
     struct berth_model_stats stats;
     pthread_mutex_t mu;
     struct berth_model_spec *spec; /* guarded by mu; take with berth_model_spec */
-    char reason[256];              /* guarded by mu; why it is unavailable */
+    char *reason;                  /* guarded by mu; owned; why it is unavailable; NULL: "" */
 };
+
+/* A cold model with one reference; NULL: no memory. */
+struct berth_model *berth_model_create(const char *name, uint64_t version);
+/* Any thread: NULL while no request has come. Lends for the model's life. */
+const struct berth_model_detail *berth_model_detail(struct berth_model *model);
+/* Controller only: makes it at the first call; NULL: no memory (then count nothing). */
+struct berth_model_detail *berth_model_detail_make(struct berth_model *model);
 
 /* A retained spec; the caller releases it. Any thread. */
 struct berth_model_spec *berth_model_spec(struct berth_model *model);
