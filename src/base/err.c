@@ -1,10 +1,14 @@
-/* err.c - the error table and how a message is filled in. */
+/* err.c - the error table and how a message is filled in.
+ *
+ * Messages quote what clients and files sent, so they are made valid UTF-8 here, once. */
 #include "base/err.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/buf.h"
 
 struct code_row {
     const char *name;
@@ -20,7 +24,7 @@ static const struct code_row codes[] = {
 };
 
 static const struct code_row *code_row(enum berth_code code);
-static void cut_at_character(char *text, size_t length);
+static void make_valid(char *text, bool cut);
 
 enum berth_code berth_err_set(struct berth_err *err, enum berth_code code, const char *file,
                               int line, const char *field, const char *format, ...)
@@ -28,18 +32,14 @@ enum berth_code berth_err_set(struct berth_err *err, enum berth_code code, const
     if (err == NULL) {
         return code;
     }
-    err->code = code;
-    err->file = file;
-    err->line = line;
-    err->field = field;
-    err->retry_after_ms = 0;
+    char msg[sizeof(err->msg)]; /* the arguments may point into *err */
     va_list args;
     va_start(args, format);
-    int length = vsnprintf(err->msg, sizeof(err->msg), format, args);
+    int length = vsnprintf(msg, sizeof(msg), format, args);
     va_end(args);
-    if (length >= (int)sizeof(err->msg)) {
-        cut_at_character(err->msg, sizeof(err->msg) - 1);
-    }
+    make_valid(msg, length >= (int)sizeof(msg));
+    *err = (struct berth_err){.code = code, .file = file, .line = line, .field = field};
+    memcpy(err->msg, msg, sizeof(msg));
     return code;
 }
 
@@ -75,19 +75,16 @@ static const struct code_row *code_row(enum berth_code code)
     return &codes[code];
 }
 
-/* vsnprintf may have cut inside a UTF-8 character: drop its first bytes. */
-static void cut_at_character(char *text, size_t length)
+/* A '?' for each byte that is not UTF-8; a character that vsnprintf cut in two is dropped. */
+static void make_valid(char *text, bool cut)
 {
-    size_t start = length;
-    while (start > 0 && length - start < 3 && ((unsigned char)text[start - 1] & 0xC0) == 0x80) {
-        start--;
-    }
-    if (start == 0) {
-        return;
-    }
-    unsigned char lead = (unsigned char)text[start - 1];
-    size_t want = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : lead >= 0xC0 ? 2 : 1;
-    if (want > 1 && length - (start - 1) < want) {
-        text[start - 1] = '\0';
+    size_t length = strlen(text);
+    size_t valid = 0;
+    while ((valid += berth_utf8_valid_length(text + valid, length - valid)) < length) {
+        if (cut && length - valid < 4 && (unsigned char)text[valid] >= 0xC2) {
+            text[valid] = '\0';
+            return;
+        }
+        text[valid] = '?';
     }
 }

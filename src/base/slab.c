@@ -208,11 +208,6 @@ int berth_slabs_fd(struct berth_slabs *slabs, const struct berth_range *range)
     return slabs->slabs[range->slab].fd;
 }
 
-bool berth_range_private(const struct berth_range *range)
-{
-    return (range->flags & RANGE_PRIVATE) != 0;
-}
-
 bool berth_range_slice(const struct berth_range *range, uint64_t offset, uint64_t length,
                        struct berth_range *out)
 {
