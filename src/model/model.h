@@ -99,6 +99,8 @@ enum berth_run_mode {
     BERTH_RUN_STEPS    /* admit, step, drop */
 };
 
+struct berth_config_node;
+
 struct berth_model_spec {
     atomic_uint references;
     struct berth_arena arena;        /* all strings and arrays below */
@@ -111,6 +113,8 @@ struct berth_model_spec {
     const char *platform;
     const char *default_model_filename;
     uint64_t batch_size_max;         /* 0: no batch dimension */
+    bool batch_size_set;             /* the config says so; describe does not choose */
+    bool batching_set;               /* the config chooses a scheduler */
     struct berth_io *inputs;
     size_t input_count;
     struct berth_io *outputs;
@@ -128,6 +132,10 @@ struct berth_model_spec {
     bool completed;                  /* describe has run */
     uint64_t bytes_estimate;         /* memory a load is reserved with; describe sets it */
     uint64_t files_bytes;            /* of the version's folder */
+    uint64_t stamp;                  /* changes when a file of this version or its config does */
+    const struct berth_config_node *config; /* the config as written (config_tree.h), or NULL */
+    uint64_t files_stamp;            /* hash of the config's text and the names, sizes and times of the
+                                        version's files: differs when a reload is due; 0: unknown */
     char *config_json;               /* what GET .../config answers; berth_alloc'd, owned */
 };
 
@@ -194,6 +202,9 @@ struct berth_model {
     _Atomic bool listed; /* present in the repository and served by its version policy */
     _Atomic uint64_t bytes_used; /* measured while loaded */
     _Atomic uint64_t t_used_ns;  /* last request */
+    _Atomic uint64_t t_retry_ns; /* FAILED: refused until then */
+    _Atomic uint64_t service_ns; /* measured time between two answers while it is busy; 0: unknown */
+    void *sched_state;           /* the controller's own record; its thread only */
     struct berth_model_stats stats;
     pthread_mutex_t mu;
     struct berth_model_spec *spec; /* guarded by mu; take with berth_model_spec */
