@@ -1,8 +1,103 @@
 /* main.c - composition root of `berth`: the command table. */
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
-int main(void)
+#include "base/config.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "cli/cli.h"
+#include "media/media.h"
+
+struct command {
+    const char *name;
+    enum berth_command id;
+    const char *arguments;
+    const char *help;
+    int (*run)(const struct berth_config *config);
+};
+
+static const struct command commands[] = {
+    {"serve", BERTH_CMD_SERVE, "--models DIR [--listen ADDR:PORT]", "serve models over HTTP",
+     berth_cli_serve},
+    {"transcribe", BERTH_CMD_TRANSCRIBE, "FILE...", "say what was said in audio files",
+     berth_cli_transcribe},
+    {"models", BERTH_CMD_MODELS, "--models DIR | --server URL",
+     "list models, their states and bytes", berth_cli_models},
+    {"doctor", BERTH_CMD_DOCTOR, "", "say what this machine has and lacks", berth_cli_doctor},
+    {"bench", BERTH_CMD_BENCH, "transcribe|infer", "load a server and measure its answers",
+     berth_cli_bench},
+};
+
+static int usage(FILE *out);
+static int help(const struct command *command);
+static bool wants_help(int argc, char **argv);
+
+int main(int argc, char **argv)
 {
-    puts("berth");
+    if (argc > 1 && strcmp(argv[1], "decode") == 0) {
+        return berth_media_decode_main(argc - 1, argv + 1); /* a decode process of our own */
+    }
+    if (argc > 1 && strcmp(argv[1], "options") == 0) {
+        berth_config_print_markdown(stdout); /* docs/options.md */
+        return 0;
+    }
+    if (argc > 1 && (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0)) {
+        puts("berth " BERTH_VERSION);
+        return 0;
+    }
+    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0) {
+        usage(argc < 2 ? stderr : stdout);
+        return argc < 2 ? 2 : 0;
+    }
+    for (size_t i = 0; i < BERTH_COUNT_OF(commands); i++) {
+        if (strcmp(argv[1], commands[i].name) != 0) {
+            continue;
+        }
+        if (wants_help(argc - 2, argv + 2)) {
+            return help(&commands[i]);
+        }
+        struct berth_config config = {0};
+        struct berth_err err = {0};
+        int status = 2;
+        if (berth_config_parse(&config, commands[i].id, argc - 2, argv + 2, &err) == BERTH_OK &&
+            berth_log_parse_level(config.log_level, &err) == BERTH_OK) {
+            status = commands[i].run(&config);
+        } else {
+            berth_cli_fail(&err);
+        }
+        berth_config_finish(&config);
+        return status;
+    }
+    fprintf(stderr, "berth: no command '%s'\n", argv[1]);
+    usage(stderr);
+    return 2;
+}
+
+static int usage(FILE *out)
+{
+    fprintf(out, "berth " BERTH_VERSION ": inference server for models that share a device\n\n");
+    for (size_t i = 0; i < BERTH_COUNT_OF(commands); i++) {
+        fprintf(out, "  berth %-10s %-36s %s\n", commands[i].name, commands[i].arguments,
+                commands[i].help);
+    }
+    fprintf(out, "\nberth COMMAND --help lists a command's options.\n");
     return 0;
+}
+
+static int help(const struct command *command)
+{
+    printf("berth %s %s\n%s\n\n", command->name, command->arguments, command->help);
+    berth_config_print_help(stdout, command->id);
+    return 0;
+}
+
+static bool wants_help(int argc, char **argv)
+{
+    for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return true;
+        }
+    }
+    return false;
 }

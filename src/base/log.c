@@ -39,6 +39,19 @@ void berth_log_set_level(enum berth_log_level level)
     atomic_store_explicit(&level_max, (int)level, memory_order_relaxed);
 }
 
+enum berth_code berth_log_parse_level(const char *name, struct berth_err *err)
+{
+    static const char *const names[] = {"error", "warn", "info", "debug"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (strcmp(name, names[i]) == 0) {
+            berth_log_set_level((enum berth_log_level)i);
+            return BERTH_OK;
+        }
+    }
+    return berth_fail(err, BERTH_INVALID, "--log-level '%.40s' is not error, warn, info or debug",
+                      name);
+}
+
 bool berth_log_enabled(enum berth_log_level level)
 {
     return (int)level <= atomic_load_explicit(&level_max, memory_order_relaxed);

@@ -14,6 +14,8 @@
 enum berth_log_level { BERTH_LOG_ERROR, BERTH_LOG_WARN, BERTH_LOG_INFO, BERTH_LOG_DEBUG };
 
 void berth_log_set_level(enum berth_log_level level);
+/* "error", "warn", "info" or "debug", and sets it; INVALID otherwise. */
+enum berth_code berth_log_parse_level(const char *name, struct berth_err *err) BERTH_MUST_USE;
 bool berth_log_enabled(enum berth_log_level level);
 /* request_id 0: not about one request. format is the message, then any number of " key=%s": what
  * stands before the first key becomes msg="...", values are quoted where they need it:

@@ -45,7 +45,15 @@ struct berth_sched_options {
     uint64_t loads_max;       /* at a time */
 };
 
-enum berth_admin_kind { BERTH_ADMIN_LOAD, BERTH_ADMIN_UNLOAD, BERTH_ADMIN_SCAN, BERTH_ADMIN_DRAIN };
+enum berth_admin_kind {
+    BERTH_ADMIN_LOAD,   /* load, or reload from the repository, all versions its policy serves */
+    BERTH_ADMIN_UNLOAD, /* all versions; unknown names are fine */
+    BERTH_ADMIN_ENSURE, /* as LOAD, but joins a load under way and leaves a loaded model alone */
+    BERTH_ADMIN_SCAN,   /* look at the repository again */
+    BERTH_ADMIN_DRAIN
+};
+
+struct berth_sched;
 
 /* An operation somebody waits for. Comes back once, on `reply`. */
 struct berth_admin {
@@ -58,7 +66,7 @@ struct berth_admin {
     uint64_t t_deadline_ns;  /* DRAIN: running requests get UNAVAILABLE then */
     struct berth_err err;
     void *state;             /* the sender's own */
-    struct berth_link link;  /* the controller's */
+    struct berth_sched *sched; /* the controller's; set by berth_sched_admin */
 };
 
 struct berth_sched_stats {
@@ -71,8 +79,6 @@ struct berth_sched_stats {
     bool ready;             /* accepts requests; off while draining, never for a load */
 };
 
-struct berth_sched;
-
 enum berth_code berth_sched_create(const struct berth_sched_options *options,
                                    struct berth_sched **out, struct berth_err *err) BERTH_MUST_USE;
 /* Starts the controller thread (production). In virtual time call berth_sched_turn instead. */
@@ -81,8 +87,8 @@ enum berth_code berth_sched_start(struct berth_sched *sched, struct berth_err *e
 void berth_sched_destroy(struct berth_sched *sched);
 
 /* Any thread. On OK the controller has its own reference and will complete the request; on error
- * (BUSY with retry_after_ms, UNAVAILABLE while draining) nothing was taken. t_deadline_ns 0 is set
- * to now + request_timeout. */
+ * (BUSY with retry_after_ms, UNAVAILABLE while draining) nothing was taken. A t_deadline_ns of 0 the
+ * controller sets to request_timeout from when it takes the request. */
 enum berth_code berth_sched_submit(struct berth_sched *sched, struct berth_request *request,
                                    struct berth_err *err) BERTH_MUST_USE;
 /* Any thread; idempotent. Nobody waits for it any more: queued it is dropped at once, running it

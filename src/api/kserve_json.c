@@ -1,0 +1,253 @@
+/* kserve_json.c - see kserve_json.h.
+ *
+ * Numbers are printed with the fewest digits that read back the same, and always as a real number
+ * ("1.0"), because that is what Triton's clients get from Triton.
+ */
+#include "api/kserve_json.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEPTH_MAX 16
+
+static enum berth_code read_item(json_t *item, enum berth_dtype dtype, struct berth_buf *out,
+                                 struct berth_err *err);
+static enum berth_code read_number(json_t *item, enum berth_dtype dtype, struct berth_buf *out,
+                                   struct berth_err *err);
+static enum berth_code read_level(json_t *items, enum berth_dtype dtype, struct berth_buf *out,
+                                  int depth, size_t *count, struct berth_err *err);
+static void put_data(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes);
+static void put_element(struct berth_buf *out, enum berth_dtype dtype, const unsigned char *at);
+static void put_strings(struct berth_buf *out, const struct berth_tensor *tensor,
+                        const void *bytes);
+
+enum berth_code berth_kserve_read_data(json_t *items, enum berth_dtype dtype, struct berth_buf *out,
+                                       size_t *count, struct berth_err *err)
+{
+    berth_buf_reserve(out, json_array_size(items) * (berth_dtype_bytes(dtype) + 1));
+    return read_level(items, dtype, out, 0, count, err);
+}
+
+void berth_kserve_put_tensor(struct berth_buf *out, const struct berth_tensor *tensor,
+                             struct berth_slabs *slabs, bool binary)
+{
+    berth_buf_puts(out, "{\"name\":");
+    berth_buf_json_string(out, tensor->name, strlen(tensor->name));
+    berth_buf_printf(out, ",\"datatype\":\"%s\",\"shape\":[", berth_dtype_name(tensor->dtype));
+    for (size_t i = 0; i < tensor->rank; i++) {
+        berth_buf_printf(out, "%s%" PRId64, i == 0 ? "" : ",", tensor->dims[i]);
+    }
+    berth_buf_puts(out, "]");
+    if (binary) {
+        berth_buf_printf(out, ",\"parameters\":{\"binary_data_size\":%" PRIu64 "}}",
+                         tensor->range.length);
+        return;
+    }
+    berth_buf_puts(out, ",\"data\":[");
+    const void *bytes = berth_slabs_pointer(slabs, &tensor->range);
+    if (tensor->dtype == BERTH_DTYPE_BYTES) {
+        put_strings(out, tensor, bytes);
+    } else {
+        put_data(out, tensor, bytes);
+    }
+    berth_buf_puts(out, "]}");
+}
+
+void berth_kserve_put_double(struct berth_buf *out, double value)
+{
+    char text[40];
+    if (!isfinite(value)) {
+        berth_buf_puts(out, isnan(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity");
+        return;
+    }
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(text, sizeof(text), "%.*e", digits - 1, value);
+        if (digits == 17 || strtod(text, NULL) == value) {
+            break;
+        }
+    }
+    /* text is [-]d.ddde[+-]xx: lay its digits out as RapidJSON does. */
+    char digits[24];
+    int count = 0;
+    const char *at = text;
+    if (*at == '-') {
+        berth_buf_puts(out, "-");
+        at++;
+    }
+    for (; *at != 'e'; at++) {
+        if (*at != '.') {
+            digits[count++] = *at;
+        }
+    }
+    int exponent = (int)strtol(at + 1, NULL, 10);
+    while (count > 1 && digits[count - 1] == '0') {
+        count--;
+    }
+    int point = exponent + 1; /* digits before the decimal point */
+    if (count <= point && point <= 21) {
+        berth_buf_printf(out, "%.*s%.*s.0", count, digits, point - count, "000000000000000000000");
+    } else if (0 < point && point <= 21) {
+        berth_buf_printf(out, "%.*s.%.*s", point, digits, count - point, digits + point);
+    } else if (-6 < point && point <= 0) {
+        berth_buf_printf(out, "0.%.*s%.*s", -point, "000000", count, digits);
+    } else if (count == 1) {
+        berth_buf_printf(out, "%ce%d", digits[0], exponent);
+    } else {
+        berth_buf_printf(out, "%c.%.*se%d", digits[0], count - 1, digits + 1, exponent);
+    }
+}
+
+static enum berth_code read_level(json_t *items, enum berth_dtype dtype, struct berth_buf *out,
+                                  int depth, size_t *count, struct berth_err *err)
+{
+    if (depth > DEPTH_MAX) {
+        return berth_fail_field(err, BERTH_INVALID, "data", "data is nested too deep");
+    }
+    for (size_t i = 0; i < json_array_size(items); i++) {
+        json_t *item = json_array_get(items, i);
+        if (json_is_array(item)) {
+            BERTH_TRY(read_level(item, dtype, out, depth + 1, count, err));
+        } else {
+            BERTH_TRY(read_item(item, dtype, out, err));
+            (*count)++;
+        }
+    }
+    return BERTH_OK;
+}
+
+static enum berth_code unparsed(const char *what, struct berth_err *err)
+{
+    return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
+                            "Unable to parse 'data': attempt to access JSON %s", what);
+}
+
+static enum berth_code read_item(json_t *item, enum berth_dtype dtype, struct berth_buf *out,
+                                 struct berth_err *err)
+{
+    if (dtype == BERTH_DTYPE_BOOL) {
+        if (!json_is_boolean(item) && !json_is_integer(item)) {
+            return unparsed("non-boolean as boolean", err);
+        }
+        unsigned char value = json_is_true(item) || json_integer_value(item) != 0;
+        berth_buf_append(out, &value, 1);
+        return BERTH_OK;
+    }
+    if (dtype == BERTH_DTYPE_BYTES) {
+        if (!json_is_string(item)) {
+            return unparsed("non-string as string", err);
+        }
+        uint32_t length = (uint32_t)json_string_length(item);
+        berth_buf_append(out, &length, sizeof(length));
+        berth_buf_append(out, json_string_value(item), length);
+        return BERTH_OK;
+    }
+    return read_number(item, dtype, out, err);
+}
+
+/* An integer that does not fit its type is refused: it would be answered for another number. */
+static enum berth_code read_number(json_t *item, enum berth_dtype dtype, struct berth_buf *out,
+                                   struct berth_err *err)
+{
+    if (dtype == BERTH_DTYPE_FP32 || dtype == BERTH_DTYPE_FP64) {
+        if (!json_is_number(item)) {
+            return unparsed("non-number as double", err);
+        }
+        double value = json_number_value(item);
+        float narrow = (float)value;
+        if (dtype == BERTH_DTYPE_FP32) {
+            berth_buf_append(out, &narrow, sizeof(narrow));
+        } else {
+            berth_buf_append(out, &value, sizeof(value));
+        }
+        return BERTH_OK;
+    }
+    if (!json_is_integer(item)) {
+        return unparsed("non-integer as integer", err);
+    }
+    static const struct {
+        enum berth_dtype dtype;
+        int64_t min;
+        int64_t max;
+    } bounds[] = {
+        {BERTH_DTYPE_INT8, INT8_MIN, INT8_MAX},   {BERTH_DTYPE_INT16, INT16_MIN, INT16_MAX},
+        {BERTH_DTYPE_INT32, INT32_MIN, INT32_MAX}, {BERTH_DTYPE_INT64, INT64_MIN, INT64_MAX},
+        {BERTH_DTYPE_UINT8, 0, UINT8_MAX},        {BERTH_DTYPE_UINT16, 0, UINT16_MAX},
+        {BERTH_DTYPE_UINT32, 0, UINT32_MAX},      {BERTH_DTYPE_UINT64, 0, INT64_MAX},
+    };
+    int64_t value = json_integer_value(item);
+    for (size_t i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++) {
+        if (bounds[i].dtype != dtype) {
+            continue;
+        }
+        if (value < bounds[i].min || value > bounds[i].max) {
+            return berth_fail_field(err, BERTH_INVALID, "data", "%" PRId64 " does not fit %s", value,
+                                    berth_dtype_name(dtype));
+        }
+        berth_buf_append(out, &value, berth_dtype_bytes(dtype)); /* little-endian, as the wire */
+        return BERTH_OK;
+    }
+    return berth_fail_field(err, BERTH_INVALID, "data", "%s data cannot come as JSON",
+                            berth_dtype_name(dtype));
+}
+
+static void put_data(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes)
+{
+    size_t step = berth_dtype_bytes(tensor->dtype);
+    const unsigned char *at = bytes;
+    for (uint64_t i = 0; i + step <= tensor->range.length && berth_buf_ok(out); i += step) {
+        if (i > 0) {
+            berth_buf_append(out, ",", 1);
+        }
+        put_element(out, tensor->dtype, at + i);
+    }
+}
+
+#define PUT_AS(type, format)                                                                       \
+    do {                                                                                           \
+        type value;                                                                                \
+        memcpy(&value, at, sizeof(value));                                                         \
+        berth_buf_printf(out, format, value);                                                      \
+    } while (0)
+
+static void put_element(struct berth_buf *out, enum berth_dtype dtype, const unsigned char *at)
+{
+    float single;
+    double real;
+    switch (dtype) {
+    case BERTH_DTYPE_BOOL: berth_buf_puts(out, *at != 0 ? "true" : "false"); break;
+    case BERTH_DTYPE_UINT8: berth_buf_printf(out, "%u", *at); break;
+    case BERTH_DTYPE_INT8: berth_buf_printf(out, "%d", (int)(int8_t)*at); break;
+    case BERTH_DTYPE_UINT16: PUT_AS(uint16_t, "%" PRIu16); break;
+    case BERTH_DTYPE_INT16: PUT_AS(int16_t, "%" PRId16); break;
+    case BERTH_DTYPE_UINT32: PUT_AS(uint32_t, "%" PRIu32); break;
+    case BERTH_DTYPE_INT32: PUT_AS(int32_t, "%" PRId32); break;
+    case BERTH_DTYPE_UINT64: PUT_AS(uint64_t, "%" PRIu64); break;
+    case BERTH_DTYPE_INT64: PUT_AS(int64_t, "%" PRId64); break;
+    case BERTH_DTYPE_FP32:
+        memcpy(&single, at, sizeof(single));
+        berth_kserve_put_double(out, single);
+        break;
+    case BERTH_DTYPE_FP64:
+        memcpy(&real, at, sizeof(real));
+        berth_kserve_put_double(out, real);
+        break;
+    default: berth_buf_puts(out, "null"); break; /* FP16, BF16: only in binary form */
+    }
+}
+
+static void put_strings(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes)
+{
+    const unsigned char *at = bytes;
+    const unsigned char *end = at == NULL ? NULL : at + tensor->range.length;
+    const char *string;
+    uint32_t length;
+    bool first = true;
+    while (berth_bytes_next(&at, end, &string, &length)) {
+        berth_buf_puts(out, first ? "" : ",");
+        berth_buf_json_string(out, string, length);
+        first = false;
+    }
+}

@@ -1,0 +1,15 @@
+/* cli.h - the commands; each returns the process' exit status. */
+#ifndef BERTH_CLI_H
+#define BERTH_CLI_H
+
+#include "base/config.h"
+
+int berth_cli_serve(const struct berth_config *config);
+int berth_cli_transcribe(const struct berth_config *config);
+int berth_cli_models(const struct berth_config *config);
+int berth_cli_doctor(const struct berth_config *config);
+int berth_cli_bench(const struct berth_config *config);
+/* Says on standard error what went wrong; returns 1. */
+int berth_cli_fail(const struct berth_err *err);
+
+#endif

@@ -1,0 +1,177 @@
+/* models.c - `berth models`: what a repository holds, or what a running server serves. */
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "cli/cli.h"
+#include "cli/remote.h"
+#include "repo/repo.h"
+
+static int list_folder(const struct berth_config *config);
+static int list_server(const struct berth_config *config);
+static enum berth_code fetch_json(const struct berth_config *config, const char *path,
+                                  const char *body, json_t **out, struct berth_err *err);
+static json_t *folder_json(struct berth_repo_job *job);
+static json_t *server_json(json_t *index, json_t *stats);
+static void print_table(json_t *rows);
+static void print_bytes(uint64_t bytes);
+
+int berth_cli_models(const struct berth_config *config)
+{
+    return config->server != NULL && config->server[0] != '\0' ? list_server(config)
+                                                               : list_folder(config);
+}
+
+static int show(const struct berth_config *config, json_t *rows)
+{
+    if (config->json) {
+        json_dumpf(rows, stdout, JSON_INDENT(2));
+        puts("");
+    } else {
+        print_table(rows);
+    }
+    json_decref(rows);
+    return 0;
+}
+
+static int list_folder(const struct berth_config *config)
+{
+    struct berth_repo *repo = NULL;
+    struct berth_err err = {0};
+    struct berth_repo_job job = {.kind = BERTH_REPO_SCAN};
+    const char *path = config->models[0] == '\0' ? "models" : config->models;
+    if (berth_repo_open(path, &repo, &err) != BERTH_OK) {
+        return berth_cli_fail(&err);
+    }
+    berth_repo_run(repo, &job);
+    int status = job.err.code == BERTH_OK ? show(config, folder_json(&job))
+                                          : berth_cli_fail(&job.err);
+    berth_repo_job_finish(&job);
+    berth_repo_close(repo);
+    return status;
+}
+
+static int list_server(const struct berth_config *config)
+{
+    json_t *index = NULL;
+    json_t *stats = NULL;
+    struct berth_err err = {0};
+    int status = 1;
+    if (fetch_json(config, "/v2/repository/index", "", &index, &err) == BERTH_OK &&
+        fetch_json(config, "/v2/models/stats", NULL, &stats, &err) == BERTH_OK) {
+        status = show(config, server_json(index, stats));
+    } else {
+        berth_cli_fail(&err);
+    }
+    json_decref(index);
+    json_decref(stats);
+    return status;
+}
+
+static enum berth_code fetch_json(const struct berth_config *config, const char *path,
+                                  const char *body, json_t **out, struct berth_err *err)
+{
+    struct berth_buf answer = {0};
+    long status = 0;
+    enum berth_code code = berth_remote_call(config, path, body, &status, &answer, err);
+    if (code == BERTH_OK) {
+        *out = json_loadb(berth_buf_text(&answer), answer.length, 0, NULL);
+        if (status != 200 || *out == NULL) {
+            code = berth_fail(err, BERTH_UNAVAILABLE, "%s answered %ld: %.120s", path, status,
+                              berth_buf_text(&answer));
+        }
+    }
+    berth_buf_finish(&answer);
+    return code;
+}
+
+static json_t *folder_json(struct berth_repo_job *job)
+{
+    json_t *rows = json_array();
+    for (size_t i = 0; i < job->found_count; i++) {
+        const struct berth_repo_found *found = &job->found[i];
+        const struct berth_model_spec *spec = found->spec;
+        json_t *row = json_object();
+        json_object_set_new(row, "name", json_string(found->name));
+        json_object_set_new(row, "version", json_integer((json_int_t)found->version));
+        json_object_set_new(row, "state", json_string(spec == NULL ? "FAILED" : "ON DISK"));
+        json_object_set_new(row, "engine", json_string(spec == NULL ? "" : spec->engine));
+        json_object_set_new(row, "bytes",
+                            json_integer(spec == NULL ? 0 : (json_int_t)spec->files_bytes));
+        json_object_set_new(row, "reason", json_string(spec == NULL ? found->err.msg : ""));
+        json_array_append_new(rows, row);
+    }
+    return rows;
+}
+
+/* Bytes come from the statistics' memory_usage of the same name and version. */
+static json_int_t bytes_of(json_t *stats, const char *name, const char *version)
+{
+    size_t i;
+    json_t *item;
+    json_array_foreach(json_object_get(stats, "model_stats"), i, item)
+    {
+        const char *item_name = json_string_value(json_object_get(item, "name"));
+        const char *item_version = json_string_value(json_object_get(item, "version"));
+        if (item_name != NULL && item_version != NULL && strcmp(name, item_name) == 0 &&
+            strcmp(version, item_version) == 0) {
+            json_t *usage = json_array_get(json_object_get(item, "memory_usage"), 0);
+            return json_integer_value(json_object_get(usage, "byte_size"));
+        }
+    }
+    return 0;
+}
+
+static json_t *server_json(json_t *index, json_t *stats)
+{
+    json_t *rows = json_array();
+    size_t i;
+    json_t *item;
+    json_array_foreach(index, i, item)
+    {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        const char *version = json_string_value(json_object_get(item, "version"));
+        if (name == NULL || version == NULL) {
+            continue;
+        }
+        json_t *row = json_copy(item);
+        json_object_set_new(row, "bytes", json_integer(bytes_of(stats, name, version)));
+        json_array_append_new(rows, row);
+    }
+    return rows;
+}
+
+static const char *text_of(json_t *row, const char *key)
+{
+    const char *text = json_string_value(json_object_get(row, key));
+    return text == NULL ? "" : text;
+}
+
+static void print_table(json_t *rows)
+{
+    size_t i;
+    json_t *row;
+    printf("%-28s %-8s %-12s %-10s %10s  %s\n", "MODEL", "VERSION", "STATE", "ENGINE", "BYTES", "");
+    json_array_foreach(rows, i, row)
+    {
+        json_t *version = json_object_get(row, "version");
+        char number[24];
+        snprintf(number, sizeof(number), "%" JSON_INTEGER_FORMAT, json_integer_value(version));
+        printf("%-28s %-8s %-12s %-10s ", text_of(row, "name"),
+               json_is_string(version) ? json_string_value(version) : number, text_of(row, "state"),
+               text_of(row, "engine"));
+        print_bytes((uint64_t)json_integer_value(json_object_get(row, "bytes")));
+        printf("  %s\n", text_of(row, "reason"));
+    }
+}
+
+static void print_bytes(uint64_t bytes)
+{
+    if (bytes == 0) {
+        printf("%10s", "-");
+    } else {
+        printf("%7.1f MB", (double)bytes / 1e6);
+    }
+}

@@ -1,0 +1,17 @@
+/* remote.h - the commands' view of a running server, over libcurl. */
+#ifndef BERTH_REMOTE_H
+#define BERTH_REMOTE_H
+
+#include "base/buf.h"
+#include "base/config.h"
+#include "base/err.h"
+
+/* Sends each file to config->server and prints its answers; returns the exit status. */
+int berth_remote_transcribe(const struct berth_config *config);
+/* POSTs `body` (NULL: GET) to server + path; *status is the HTTP status. UNAVAILABLE when there is
+ * no answer. */
+enum berth_code berth_remote_call(const struct berth_config *config, const char *path,
+                                  const char *body, long *status, struct berth_buf *answer,
+                                  struct berth_err *err) BERTH_MUST_USE;
+
+#endif

@@ -1,0 +1,206 @@
+/* serve.c - `berth serve`: the stack, the API on it, the HTTP server on that, and a clean end.
+ *
+ * SIGTERM or SIGINT: readiness off; --drain-delay passes while requests are still taken (load
+ * balancers need that time to see it); then no new connection, running requests end, at most
+ * --drain-timeout; exit 0. A second signal ends the process at once.
+ */
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "api/api.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/stack.h"
+#include "net/http.h"
+
+#define EXCHANGES_POLL_MS 10
+
+struct server {
+    struct berth_stack stack;
+    struct berth_api *api;
+    struct berth_http *http;
+    int signals;
+};
+
+static enum berth_code start(const struct berth_config *config, struct server *server,
+                             struct berth_err *err);
+static enum berth_code start_http(const struct berth_config *config, struct server *server,
+                                  struct berth_err *err);
+static void finish(struct server *server);
+static void drain(const struct berth_config *config, struct server *server);
+static bool wait_signal(int signals, uint64_t ns);
+static void end_now(void);
+static void say_hello(const struct berth_config *config, struct server *server);
+static void raise_descriptor_limit(void);
+
+int berth_cli_serve(const struct berth_config *config)
+{
+    struct server server = {.signals = -1};
+    struct berth_err err = {0};
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGTERM);
+    sigaddset(&mask, SIGINT);
+    signal(SIGPIPE, SIG_IGN);
+    /* Before any thread starts, so that all inherit it and only the descriptor below gets them. */
+    pthread_sigmask(SIG_BLOCK, &mask, NULL);
+    server.signals = signalfd(-1, &mask, SFD_CLOEXEC);
+    raise_descriptor_limit();
+    if (start(config, &server, &err) != BERTH_OK) {
+        finish(&server);
+        return berth_cli_fail(&err);
+    }
+    say_hello(config, &server);
+    wait_signal(server.signals, UINT64_MAX);
+    drain(config, &server);
+    finish(&server);
+    berth_log_info("serve", 0, "stopped");
+    return 0;
+}
+
+static enum berth_code start(const struct berth_config *config, struct server *server,
+                             struct berth_err *err)
+{
+    if (server->signals < 0) {
+        return berth_fail(err, BERTH_INTERNAL, "cannot watch for signals");
+    }
+    if (config->models == NULL || config->models[0] == '\0') {
+        return berth_fail(err, BERTH_INVALID, "--models must name the model repository");
+    }
+    bool typed = strcmp(config->errors, "typed") == 0;
+    if (!typed && strcmp(config->errors, "triton") != 0) {
+        return berth_fail(err, BERTH_INVALID, "--errors '%s' is not triton or typed",
+                          config->errors);
+    }
+    BERTH_TRY(berth_stack_start(config, &server->stack, err));
+    struct berth_api_options options = {
+        .catalog = server->stack.catalog,
+        .sched = server->stack.sched,
+        .media = server->stack.media,
+        .slabs = server->stack.slabs,
+        .keys_file = config->keys_file,
+        .typed_errors = typed,
+        .demand = strcmp(config->model_control_mode, "demand") == 0,
+        .body_bytes_max = config->http_body_bytes_max,
+        .json_bytes_max = config->json_bytes_max,
+        .audio_seconds_max = (double)config->audio_max / 1e9,
+    };
+    BERTH_TRY(berth_api_create(&options, &server->api, err));
+    return start_http(config, server, err);
+}
+
+static enum berth_code start_http(const struct berth_config *config, struct server *server,
+                                  struct berth_err *err)
+{
+    uint32_t threads = (uint32_t)config->net_threads;
+    if (threads == 0) {
+        long cores = sysconf(_SC_NPROCESSORS_ONLN);
+        threads = cores < 4 ? 1 : cores > 16 ? 8 : (uint32_t)cores / 2;
+    }
+    struct berth_http_options options = {
+        .listen = config->listen.items,
+        .listen_count = config->listen.count,
+        .tls_cert = config->tls_cert,
+        .tls_key = config->tls_key,
+        .threads = threads,
+        .connections_max = config->connections_max,
+        .body_bytes_max = config->http_body_bytes_max,
+        .head_bytes_max = config->http_head_bytes_max,
+        .body_rate_min = config->http_body_rate_min,
+        .head_timeout_ns = config->http_head_timeout,
+        .body_timeout_ns = config->http_body_timeout,
+        .write_timeout_ns = config->http_write_timeout,
+        .idle_timeout_ns = config->http_idle_timeout,
+        .admit_timeout_ns = config->http_admit_timeout,
+        .slabs = server->stack.slabs,
+        .handler = berth_api_handler(server->api),
+    };
+    BERTH_TRY(berth_http_start(&options, &server->http, err));
+    berth_api_set_http(server->api, server->http);
+    return BERTH_OK;
+}
+
+/* The front first: after it nobody asks; then the stack, whose last answers nobody waits for. */
+static void finish(struct server *server)
+{
+    if (server->api != NULL) {
+        berth_api_set_http(server->api, NULL);
+    }
+    berth_http_destroy(server->http);
+    berth_stack_finish(&server->stack);
+    berth_api_destroy(server->api);
+    if (server->signals >= 0) {
+        close(server->signals);
+    }
+}
+
+static void drain(const struct berth_config *config, struct server *server)
+{
+    berth_log_info("serve", 0, "draining delay_ms=%" PRIu64 " timeout_ms=%" PRIu64,
+                   config->drain_delay / BERTH_NS_PER_MS, config->drain_timeout / BERTH_NS_PER_MS);
+    berth_sched_set_ready(server->stack.sched, false);
+    if (config->drain_delay > 0 && wait_signal(server->signals, config->drain_delay)) {
+        end_now();
+    }
+    berth_http_stop_accepting(server->http);
+    uint64_t t_end_ns = berth_clock_now_ns() + config->drain_timeout;
+    while (berth_http_exchanges(server->http) > 0 && berth_clock_now_ns() < t_end_ns) {
+        if (wait_signal(server->signals, EXCHANGES_POLL_MS * BERTH_NS_PER_MS)) {
+            end_now();
+        }
+    }
+}
+
+/* true: a signal came; false: the time is over. */
+static bool wait_signal(int signals, uint64_t ns)
+{
+    struct pollfd fd = {.fd = signals, .events = POLLIN};
+    struct timespec time = {.tv_sec = (time_t)(ns / BERTH_NS_PER_S),
+                            .tv_nsec = (long)(ns % BERTH_NS_PER_S)};
+    struct signalfd_siginfo info;
+    while (ppoll(&fd, 1, ns == UINT64_MAX ? NULL : &time, NULL) < 0) {
+        /* interrupted: wait again */
+    }
+    return (fd.revents & POLLIN) != 0 && read(signals, &info, sizeof(info)) == sizeof(info);
+}
+
+static void end_now(void)
+{
+    berth_log_warn("serve", 0, "second signal: ending at once");
+    _exit(1);
+}
+
+static void say_hello(const struct berth_config *config, struct server *server)
+{
+    bool tls = config->tls_cert != NULL && config->tls_cert[0] != '\0';
+    bool keys = config->keys_file != NULL && config->keys_file[0] != '\0';
+    for (size_t i = 0; i < config->listen.count; i++) {
+        const char *address = config->listen.items[i];
+        const char *colon = strrchr(address, ':');
+        int host = colon == NULL ? (int)strlen(address) : (int)(colon - address);
+        printf("berth serves on %s://%.*s:%u\n", tls ? "https" : "http", host, address,
+               berth_http_port(server->http, i));
+        if (!keys && strncmp(address, "127.", 4) != 0 && strncmp(address, "[::1]", 5) != 0) {
+            berth_log_warn("serve", 0, "%s is reachable by others and no key is asked for; "
+                           "see --keys-file", address);
+        }
+    }
+    fflush(stdout);
+}
+
+/* Ten thousand idle connections need as many descriptors. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}

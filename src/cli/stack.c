@@ -1,0 +1,184 @@
+/* stack.c - see stack.h. */
+#include "cli/stack.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "engine/engine.h"
+
+#define MEDIA_QUEUE_MAX 1024
+
+static enum berth_code start_worker(const struct berth_config *config, struct berth_stack *stack,
+                                    struct berth_err *err);
+static enum berth_code start_sched(const struct berth_config *config, struct berth_stack *stack,
+                                   struct berth_err *err);
+static enum berth_code start_media(const struct berth_config *config, struct berth_stack *stack,
+                                   struct berth_err *err);
+static enum berth_code parse_mode(const char *text, enum berth_control_mode *out,
+                                  struct berth_err *err);
+static uint32_t core_count(void);
+
+enum berth_code berth_stack_start(const struct berth_config *config, struct berth_stack *stack,
+                                  struct berth_err *err)
+{
+    enum berth_code code = BERTH_OK;
+    struct berth_slabs_options slabs = {.bytes_budget = config->bytes_budget,
+                                        .bytes_pool_max = config->bytes_budget / 8};
+    *stack = (struct berth_stack){0};
+    if ((code = berth_slabs_create(&slabs, &stack->slabs, err)) != BERTH_OK ||
+        (code = berth_catalog_create(&stack->catalog, err)) != BERTH_OK ||
+        (code = berth_repo_open(config->models, &stack->repo, err)) != BERTH_OK ||
+        (code = start_worker(config, stack, err)) != BERTH_OK ||
+        (code = start_sched(config, stack, err)) != BERTH_OK ||
+        (code = start_media(config, stack, err)) != BERTH_OK) {
+        berth_stack_finish(stack);
+        return code;
+    }
+    struct berth_admin scan = {.kind = BERTH_ADMIN_SCAN};
+    code = berth_stack_admin(stack, &scan, err);
+    if (code != BERTH_OK) {
+        berth_stack_finish(stack);
+    }
+    return code;
+}
+
+void berth_stack_finish(struct berth_stack *stack)
+{
+    berth_media_destroy(stack->media);
+    berth_sched_destroy(stack->sched);
+    berth_worker_destroy(stack->worker);
+    berth_repo_close(stack->repo);
+    berth_catalog_destroy(stack->catalog);
+    if (stack->engines_started) {
+        berth_engines_finish();
+    }
+    berth_slabs_destroy(stack->slabs);
+    *stack = (struct berth_stack){0};
+}
+
+static void on_admin_done(struct berth_post *post)
+{
+    struct berth_admin *admin = BERTH_CONTAINER_OF(post, struct berth_admin, post);
+    *(bool *)admin->state = true;
+}
+
+enum berth_code berth_stack_admin(struct berth_stack *stack, struct berth_admin *admin,
+                                  struct berth_err *err)
+{
+    struct berth_queue queue;
+    bool done = false;
+    BERTH_TRY(berth_queue_init(&queue, 0, err));
+    admin->reply = &queue;
+    admin->on_done = on_admin_done;
+    admin->state = &done;
+    berth_sched_admin(stack->sched, admin);
+    while (!done) {
+        berth_stack_deliver(&queue, 0);
+    }
+    berth_queue_finish(&queue);
+    if (admin->err.code != BERTH_OK && err != NULL) {
+        *err = admin->err;
+    }
+    return admin->err.code;
+}
+
+void berth_stack_deliver(struct berth_queue *queue, uint64_t t_until_ns)
+{
+    struct berth_link posts;
+    struct berth_link *link;
+    berth_list_init(&posts);
+    berth_queue_wait(queue, t_until_ns);
+    berth_queue_take(queue, &posts);
+    while ((link = berth_list_pop(&posts)) != NULL) {
+        struct berth_post *post = BERTH_CONTAINER_OF(link, struct berth_post, link);
+        post->deliver(post);
+    }
+}
+
+static enum berth_code start_worker(const struct berth_config *config, struct berth_stack *stack,
+                                    struct berth_err *err)
+{
+    uint32_t workers = config->cpu_workers > 0 ? (uint32_t)config->cpu_workers : core_count();
+    uint64_t bytes_max = config->device_bytes_max;
+    if (bytes_max == 0) {
+        bytes_max = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE) / 4 * 3;
+    }
+    struct berth_engine_env env = {
+        .slabs = stack->slabs,
+        .threads = config->cpu_threads > 0 ? (uint32_t)config->cpu_threads : workers,
+    };
+    struct berth_worker_options options = {
+        .device = "cpu:0",
+        .run_threads = workers,
+        .load_threads = (uint32_t)config->load_threads,
+        .bytes_max = bytes_max,
+        .slabs = stack->slabs,
+    };
+    BERTH_TRY(berth_engines_start(&env, err));
+    stack->engines_started = true;
+    return berth_worker_thread_create(&options, &stack->worker, err);
+}
+
+static enum berth_code start_sched(const struct berth_config *config, struct berth_stack *stack,
+                                   struct berth_err *err)
+{
+    struct berth_sched_options options = {
+        .catalog = stack->catalog,
+        .repo = stack->repo,
+        .slabs = stack->slabs,
+        .workers = &stack->worker,
+        .worker_count = 1,
+        .load_models = config->load_model.items,
+        .load_model_count = config->load_model.count,
+        .poll_ns = config->repository_poll,
+        .queue_max = config->queue_max,
+        .model_queue_max = config->model_queue_max,
+        .request_timeout_ns = config->request_timeout,
+        .cold_wait_ns = config->cold_wait,
+        .load_backoff_ns = config->load_backoff,
+        .loads_max = config->load_threads,
+    };
+    BERTH_TRY(parse_mode(config->model_control_mode, &options.mode, err));
+    BERTH_TRY(berth_sched_create(&options, &stack->sched, err));
+    return berth_sched_start(stack->sched, err);
+}
+
+static enum berth_code start_media(const struct berth_config *config, struct berth_stack *stack,
+                                   struct berth_err *err)
+{
+    struct berth_media_options options = {
+        .processes = (uint32_t)config->media_processes,
+        .in_process = config->media_in_process,
+        .timeout_ns = config->media_timeout,
+        .memory_max = config->media_memory_max,
+        .queue_max = MEDIA_QUEUE_MAX,
+        .slabs = stack->slabs,
+    };
+    return berth_media_create(&options, &stack->media, err);
+}
+
+static enum berth_code parse_mode(const char *text, enum berth_control_mode *out,
+                                  struct berth_err *err)
+{
+    static const char *const names[] = {"none", "poll", "explicit", "demand"};
+    /* `transcribe` has no such option: it loads what it needs. */
+    if (text == NULL || text[0] == '\0') {
+        *out = BERTH_CONTROL_DEMAND;
+        return BERTH_OK;
+    }
+    for (size_t i = 0; i < BERTH_COUNT_OF(names); i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *out = (enum berth_control_mode)i;
+            return BERTH_OK;
+        }
+    }
+    return berth_fail(err, BERTH_INVALID,
+                      "--model-control-mode '%s' is not none, poll, explicit or demand", text);
+}
+
+static uint32_t core_count(void)
+{
+    long count = sysconf(_SC_NPROCESSORS_ONLN);
+    return count < 1 ? 1 : (uint32_t)count;
+}
