@@ -26,7 +26,7 @@ class Graph:
         """A constant; the same name gives the same constant again."""
         if name is not None and name in self.named:
             return self.named[name]
-        value = np.ascontiguousarray(value)
+        value = np.array(value, order="C")  # ascontiguousarray would give a scalar an axis
         full = name or self._name("const")
         result = full
         if self.store == "fp16" and value.dtype.kind == "f" and value.size >= BIG:

@@ -15,7 +15,6 @@ def convert(source, out, int8=True):
     source, out = pathlib.Path(source), pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
     weights, heads, config = ct2_reader.load_whisper(source)
-    vocab = weights["decoder.embed_tokens.weight"].shape[0]
     pairs = sorted(tuple(pair) for pair in config["alignment_heads"])
     config["alignment_heads"] = [list(pair) for pair in pairs]
     metadata = {"quantisation": "int8" if int8 else "none"}
@@ -25,11 +24,7 @@ def convert(source, out, int8=True):
         piece.save(out / f"encoder_{i}.onnx", "whisper_encoder", metadata)
     graphs.decoder(weights, heads, int8, pairs).save(out / "decoder.onnx", "whisper_decoder",
                                                      metadata)
-    layers = [graphs.count_layers(weights, s) for s in ("encoder", "decoder")]
-    side.write(out, "config.json", side.model_config(weights, heads, *layers))
-    side.write(out, "generation_config.json", side.generation_config(vocab, config))
-    mels = weights["encoder.conv1.weight"].shape[1]
-    side.write(out, "preprocessor_config.json", side.preprocessor_config(mels))
+    side.write_all(out, weights, heads, config)
     shutil.copyfile(source / "tokenizer.json", out / "tokenizer.json")
 
 

@@ -20,7 +20,12 @@ def special_ids(vocab):
             "no_timestamps": after + 5}
 
 
-def model_config(weights, heads, encoder_layers, decoder_layers):
+def _layers(weights, side):
+    return len([name for name in weights if name.startswith(side + ".") and
+                name.endswith(".fc1.weight")])
+
+
+def model_config(weights, heads):
     vocab, width = weights["decoder.embed_tokens.weight"].shape
     ids = special_ids(vocab)
     return {
@@ -29,10 +34,10 @@ def model_config(weights, heads, encoder_layers, decoder_layers):
         "vocab_size": vocab,
         "num_mel_bins": weights["encoder.conv1.weight"].shape[1],
         "d_model": width,
-        "encoder_layers": encoder_layers,
+        "encoder_layers": _layers(weights, "encoder"),
         "encoder_attention_heads": heads,
         "encoder_ffn_dim": weights["encoder.layers.0.fc1.weight"].shape[0],
-        "decoder_layers": decoder_layers,
+        "decoder_layers": _layers(weights, "decoder"),
         "decoder_attention_heads": heads,
         "decoder_ffn_dim": weights["decoder.layers.0.fc1.weight"].shape[0],
         "max_source_positions": weights["encoder.embed_positions.weight"].shape[0],
@@ -80,3 +85,12 @@ def preprocessor_config(mels):
 def write(folder, name, value):
     text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
     (folder / name).write_text(text, encoding="utf-8")
+
+
+def write_all(folder, weights, heads, source):
+    """Everything but tokenizer.json; source: a CTranslate2 config.json."""
+    vocab = weights["decoder.embed_tokens.weight"].shape[0]
+    mels = weights["encoder.conv1.weight"].shape[1]
+    write(folder, "config.json", model_config(weights, heads))
+    write(folder, "generation_config.json", generation_config(vocab, source))
+    write(folder, "preprocessor_config.json", preprocessor_config(mels))
