@@ -132,7 +132,6 @@ struct berth_model_spec {
     bool completed;                  /* describe has run */
     uint64_t bytes_estimate;         /* memory a load is reserved with; describe sets it */
     uint64_t files_bytes;            /* of the version's folder */
-    uint64_t stamp;                  /* changes when a file of this version or its config does */
     const struct berth_config_node *config; /* the config as written (config_tree.h), or NULL */
     uint64_t files_stamp;            /* hash of the config's text and the names, sizes and times of the
                                         version's files: differs when a reload is due; 0: unknown */
