@@ -1,7 +1,7 @@
 /* ort.c - see ort.h.
  *
- * One environment with one pool of operator threads for the process, spinning off: sessions bring no
- * threads of their own, and a pool that waits burns no core. One session serves all instances of a
+ * One environment with one pool of operator threads for the process, spinning off: sessions bring
+ * no threads of their own, and a pool that waits burns no core. One session serves all instances of a
  * model (a run is thread-safe), so that weights and what kernels repack of them exist once. ONNX
  * Runtime's container of prepacked weights would share them between sessions too, but only for
  * initialisers that were handed in from outside, which keeps their unpacked form alive: rejected.
@@ -50,7 +50,7 @@ struct berth_ort_session {
     size_t metadata_count;
 };
 
-/* What keeps an output's bytes alive: a value of ONNX Runtime's, or, for strings, a block of ours. */
+/* What keeps an output's bytes alive: ONNX Runtime's value, or, for strings, a block of ours. */
 struct owner {
     OrtValue *value;
     void *block;
@@ -365,8 +365,9 @@ static void env_destroy(void)
 }
 
 /* What fails comes back as a status, and is logged where it is answered; so here it is a detail. */
+/* lib-shaped */
 static void log_line(void *unused, OrtLoggingLevel level, const char *category, const char *id,
-                     const char *where, const char *text) /* lib-shaped */
+                     const char *where, const char *text)
 {
     (void)unused;
     (void)category;
@@ -378,7 +379,7 @@ static void log_line(void *unused, OrtLoggingLevel level, const char *category, 
     }
 }
 
-/* Frees status. `code` is the kind of error it stands for, but for no memory and a file's defect. */
+/* Frees status. `code` is the kind of error it stands for where nothing better is known. */
 static enum berth_code status_take(OrtStatus *status, enum berth_code code, const char *what,
                                    struct berth_err *err)
 {

@@ -3,8 +3,8 @@
  * In:      a model file; arrays of values over the caller's memory. Out: values, or an error.
  * Owns:    one environment of the process with one thread pool; sessions until they are closed.
  * Threads: all calls from any thread; one session may run on several threads at once.
- * Memory:  what ONNX Runtime asks its CPU allocator for is counted on the meter of the model that is
- *          opened or run (ort_memory.c says what it hides from us, and how that is estimated).
+ * Memory:  what ONNX Runtime asks its CPU allocator for is counted on the meter of the model that
+ *          is opened or run (ort_memory.c says what it hides from us, and how that is estimated).
  * Not here: batching and tensors as slab ranges (onnx.c), token loops (whisper/).
  */
 #ifndef BERTH_ORT_H
@@ -47,7 +47,8 @@ struct berth_ort_io {
 enum berth_code berth_ort_session_open(const char *path, struct berth_ort_meter *meter,
                                        struct berth_ort_session **out,
                                        struct berth_err *err) BERTH_MUST_USE;
-void berth_ort_session_close(struct berth_ort_session *session); /* NULL is fine; no run under way */
+/* NULL is fine; no run may be under way. */
+void berth_ort_session_close(struct berth_ort_session *session);
 const struct berth_ort_io *berth_ort_session_inputs(const struct berth_ort_session *session,
                                                     size_t *count);
 const struct berth_ort_io *berth_ort_session_outputs(const struct berth_ort_session *session,
@@ -60,11 +61,11 @@ const char *berth_ort_session_metadata(const struct berth_ort_session *session, 
 
 /* A tensor in memory. As an input: name, dtype, rank, dims and bytes are the caller's (bytes NULL
  * only where length is 0). As an output: the caller sets name, and either
- *   bytes NULL: ONNX Runtime allocates; dtype, rank, dims, bytes, length are set by the run, and the
- *               memory lives until berth_ort_value_clear, also as a later run's input (a KV cache
+ *   bytes NULL: ONNX Runtime allocates; dtype, rank, dims, bytes, length are set by the run, and
+ *               the memory lives until berth_ort_value_clear, also as a later run's input (a KV cache
  *               goes round without a copy: hand bytes of the one to the other), or
- *   bytes set:  it writes there; dtype, rank, dims and length must be exactly what comes out. Where
- *               they are not, the run fails with INTERNAL.
+ *   bytes set:  it writes there; dtype, rank, dims and length must be exactly what comes out, or
+ *               the run fails.
  * BYTES tensors travel in KServe's form (each string with a 4-byte little-endian length before it),
  * in and out; an output of BYTES must have bytes NULL. */
 struct berth_ort_value {
@@ -79,8 +80,8 @@ struct berth_ort_value {
 
 #define BERTH_ORT_VALUES_MAX 256 /* inputs, and outputs, of one run */
 
-/* A running call ends early (CANCELLED) when every flag is set, within about 50 ms and at the end of
- * the operator under way. flags and what they point to are borrowed for the call. */
+/* A running call ends early (CANCELLED) when every flag is set, within about 50 ms and at the end
+ * of the operator under way. flags and what they point to are borrowed for the call. */
 struct berth_ort_stop {
     const atomic_bool *const *flags;
     size_t flag_count; /* 0: never */

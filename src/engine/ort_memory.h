@@ -33,8 +33,8 @@ void berth_ort_memory_give(void *block); /* NULL is fine; any thread */
 void berth_ort_memory_trim(void);        /* gives the pool back to the system */
 uint64_t berth_ort_memory_pooled(void);  /* bytes in the pool */
 
-/* Bytes that the C library's heap has in use: what ONNX Runtime takes past our allocator shows here.
- * 0 where that cannot be told. */
+/* Bytes that the C library's heap has in use: what ONNX Runtime takes past our allocator shows
+ * here. 0 where that cannot be told. */
 uint64_t berth_ort_memory_heap(void);
 /* Adds bytes that were found by other means; take them off again with a negative count. */
 void berth_ort_meter_add(struct berth_ort_meter *meter, int64_t bytes);
