@@ -72,9 +72,9 @@ struct berth_slabs {
 
 static enum berth_code take(struct berth_slabs *slabs, size_t bytes, uint32_t flags,
                             struct berth_range *out, struct berth_err *err);
-static enum berth_code reserve(struct berth_slabs *slabs, size_t bytes, uint32_t takes,
+static enum berth_code reserve(struct berth_slabs *slabs, size_t bytes_old, size_t bytes,
                                struct berth_err *err);
-static void unreserve(struct berth_slabs *slabs, size_t bytes, uint32_t takes);
+static void unreserve(struct berth_slabs *slabs, size_t bytes_old, size_t bytes);
 static enum berth_code range_take(struct berth_slabs *slabs, struct berth_range *range,
                                   struct berth_err *err);
 static void range_give(struct berth_slabs *slabs, const struct berth_range *range);
@@ -161,10 +161,10 @@ enum berth_code berth_slabs_resize(struct berth_slabs *slabs, struct berth_range
         return berth_fail(err, BERTH_INVALID, "a range of 0 bytes");
     }
     if (bytes > bytes_old) {
-        BERTH_TRY(reserve(slabs, bytes - bytes_old, 0, err));
+        BERTH_TRY(reserve(slabs, bytes_old, bytes, err));
         enum berth_code code = range_grow(slabs, range, bytes, err);
         if (code != BERTH_OK) {
-            unreserve(slabs, bytes - bytes_old, 0);
+            unreserve(slabs, bytes_old, bytes);
         }
         return code;
     }
@@ -237,28 +237,28 @@ static enum berth_code take(struct berth_slabs *slabs, size_t bytes, uint32_t fl
     if (bytes == 0) {
         return berth_fail(err, BERTH_INVALID, "a range of 0 bytes");
     }
-    BERTH_TRY(reserve(slabs, bytes, 1, err));
+    BERTH_TRY(reserve(slabs, 0, bytes, err));
     enum berth_code code = range_take(slabs, &range, err);
     if (code != BERTH_OK) {
-        unreserve(slabs, bytes, 1);
+        unreserve(slabs, 0, bytes);
         return code;
     }
     *out = range;
     return BERTH_OK;
 }
 
-/* Adds bytes to what is out, or refuses. */
-static enum berth_code reserve(struct berth_slabs *slabs, size_t bytes, uint32_t takes,
+/* Counts a range of bytes_old (0: a new one) as one of bytes, or refuses. */
+static enum berth_code reserve(struct berth_slabs *slabs, size_t bytes_old, size_t bytes,
                                struct berth_err *err)
 {
     uint64_t budget = slabs->options.bytes_budget;
     pthread_mutex_lock(&slabs->mu);
     struct berth_slabs_stats *stats = &slabs->stats;
-    uint64_t out = stats->bytes_out;
-    bool fits = bytes <= budget && out <= budget - bytes;
+    uint64_t others = stats->bytes_out - bytes_old;
+    bool fits = bytes <= budget && others <= budget - bytes;
     if (fits) {
-        stats->takes += takes;
-        stats->bytes_out += bytes;
+        stats->takes += bytes_old == 0;
+        stats->bytes_out = others + bytes;
         stats->bytes_peak =
             stats->bytes_peak > stats->bytes_out ? stats->bytes_peak : stats->bytes_out;
     } else {
@@ -273,8 +273,8 @@ static enum berth_code reserve(struct berth_slabs *slabs, size_t bytes, uint32_t
                           bytes);
     }
     enum berth_code code =
-        berth_fail(err, BERTH_BUSY, "%zu bytes asked for, only %llu free in --bytes-budget", bytes,
-                   (unsigned long long)(budget - out));
+        berth_fail(err, BERTH_BUSY, "%zu bytes wanted, only %llu are free in --bytes-budget", bytes,
+                   (unsigned long long)(budget - others));
     if (err != NULL) {
         err->retry_after_ms = 1000;
     }
@@ -282,11 +282,11 @@ static enum berth_code reserve(struct berth_slabs *slabs, size_t bytes, uint32_t
 }
 
 /* The budget had room, the system had not. */
-static void unreserve(struct berth_slabs *slabs, size_t bytes, uint32_t takes)
+static void unreserve(struct berth_slabs *slabs, size_t bytes_old, size_t bytes)
 {
     pthread_mutex_lock(&slabs->mu);
-    slabs->stats.bytes_out -= bytes;
-    slabs->stats.takes -= takes;
+    slabs->stats.bytes_out -= bytes - bytes_old;
+    slabs->stats.takes -= bytes_old == 0;
     slabs->stats.refusals++;
     pthread_mutex_unlock(&slabs->mu);
 }
