@@ -1,0 +1,201 @@
+"""What is refused before its body, what a hang-up stops, how the server ends."""
+
+import concurrent.futures
+import hashlib
+import json
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from conftest import IDENTITY, Berth, add_model
+
+BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}).encode()
+
+
+def head(path="/v2/models/identity/infer", length=len(BODY), extra=""):
+    return (f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n{extra}\r\n").encode()
+
+
+def read_head(sock):
+    data = b""
+    while b"\r\n\r\n" not in data:
+        chunk = sock.recv(4096)
+        if not chunk:
+            break
+        data += chunk
+    return data
+
+
+@pytest.fixture(scope="module")
+def slow_models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("slow")
+    add_model(folder, "identity", IDENTITY)
+    one = IDENTITY.replace("max_batch_size: 32", "max_batch_size: 1").replace("dynamic_batching {}", "")
+    add_model(folder, "slow", one + 'parameters { key: "sleep_ms" value { string_value: "1000" } }\n')
+    add_model(folder, "bounded", one + 'parameters { key: "sleep_ms" value { string_value: "500" } }\n')
+    add_model(folder, "failing", one + 'parameters { key: "fail_load" value { string_value: "no weights" } }\n')
+    return folder
+
+
+def test_413_before_the_body(slow_models, serve):
+    server = serve(slow_models, "--http-body-bytes-max", "1K")
+    with server.connect() as sock:
+        sock.sendall(head(length=10**9))
+        answer = read_head(sock)
+    assert answer.startswith(b"HTTP/1.1 413"), answer
+
+
+def test_413_reaches_a_client_that_sends_everything_first(slow_models, serve):
+    server = serve(slow_models, "--http-body-bytes-max", "1M")
+    status = server.call("POST", "/v2/models/identity/infer", bytes(20 << 20))[0]
+    assert status == 413
+
+
+def test_404_before_the_body(null_server):
+    with null_server.connect() as sock:
+        sock.sendall(head("/v2/models/nope/infer", 10**6))
+        assert read_head(sock).startswith(b"HTTP/1.1 404")
+
+
+def test_100_continue_only_when_admitted(null_server):
+    with null_server.connect() as sock:
+        sock.sendall(head(extra="Expect: 100-continue\r\n"))
+        assert read_head(sock).startswith(b"HTTP/1.1 100")
+        sock.sendall(BODY)
+        assert b"200 OK" in read_head(sock)
+    with null_server.connect() as sock:
+        sock.sendall(head("/v2/models/nope/infer", extra="Expect: 100-continue\r\n"))
+        assert read_head(sock).startswith(b"HTTP/1.1 404")
+
+
+def test_full_queue_is_refused_at_once_with_retry_after(slow_models, serve):
+    server = serve(slow_models, "--model-queue-max", "2", "--cpu-workers", "1")
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda _: server.call("POST", "/v2/models/bounded/infer", BODY), range(12)))
+    statuses = [status for status, _, _ in answers]
+    assert set(statuses) <= {200, 429} and statuses.count(429) >= 6 and statuses.count(200) >= 2, statuses
+    for status, headers, _ in answers:
+        if status == 429:
+            assert int(headers["Retry-After"]) >= 1 and headers["x-should-retry"] == "true"
+    assert server.call("POST", "/v2/models/bounded/infer", BODY)[0] == 200
+
+
+def test_a_model_that_cannot_load_is_503_with_its_reason(slow_models, serve):
+    server = serve(slow_models)
+    status, headers, text = server.call("POST", "/v2/models/failing/infer", BODY)
+    assert status in (500, 503) and b"no weights" in text
+    assert server.call("POST", "/v2/models/identity/infer", BODY)[0] == 200
+
+
+def test_deadline(slow_models, serve):
+    server = serve(slow_models)
+    started = time.monotonic()
+    status, _, _ = server.call("POST", "/v2/models/slow/infer", BODY, {"Berth-Timeout-Ms": "100"})
+    assert status == 503 and time.monotonic() - started < 0.9
+    assert server.call("POST", "/v2/models/slow/infer", BODY, {"Berth-Timeout-Ms": "x"})[0] == 400
+
+
+def test_hang_up_drops_queued_and_running_work(slow_models, serve):
+    server = serve(slow_models, "--cpu-workers", "1")
+    server.call("POST", "/v2/models/slow/infer", BODY)
+    socks = []
+    for _ in range(6):
+        sock = server.connect()
+        sock.sendall(head("/v2/models/slow/infer") + BODY)
+        socks.append(sock)
+    time.sleep(0.3)
+    before = server.metric("berth_cancelled_requests_total")
+    for sock in socks:
+        sock.close()
+    started = time.monotonic()
+    server.wait_metric("berth_cancelled_requests_total", before + 6, seconds=5)
+    server.wait_metric("berth_running_requests", 0, seconds=5)
+    assert time.monotonic() - started < 2  # six times a second of work was not done
+    assert server.metric("berth_wasted_requests_total") >= 1
+
+
+def test_budget_pauses_reading_not_serving(slow_models, serve):
+    server = serve(slow_models, "--bytes-budget", "64M", "--http-admit-timeout", "2s")
+    values = bytes(16 << 20)
+    header = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, len(values) // 4], "datatype": "FP32",
+                                     "parameters": {"binary_data_size": len(values)}}],
+                         "outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True}}]}).encode()
+    extra = {"Inference-Header-Content-Length": str(len(header))}
+    with concurrent.futures.ThreadPoolExecutor(12) as pool:
+        uploads = [pool.submit(server.call, "POST", "/v2/models/identity/infer", header + values, extra)
+                   for _ in range(12)]
+        time.sleep(0.05)
+        for _ in range(20):
+            assert server.get("/v2/health/live")[0] == 200
+        statuses = [upload.result()[0] for upload in uploads]
+    assert set(statuses) <= {200, 429, 503} and statuses.count(200) >= 3, statuses
+    assert server.metric("berth_slab_bytes_peak") <= 64 << 20
+    server.wait_metric("berth_slab_bytes", 0)
+
+
+def test_keys(slow_models, tmp_path, serve):
+    keys = tmp_path / "keys"
+    keys.write_text("# keys\nsha256:%s alice\n" % hashlib.sha256(b"secret").hexdigest())
+    server = serve(slow_models, "--keys-file", str(keys))
+    assert server.get("/health")[0] == 200
+    assert server.get("/v2/models/identity")[0] == 401
+    assert server.get("/v1/models", {"Authorization": "Bearer nope"})[0] == 401
+    body = json.loads(server.get("/v1/models", {"Authorization": "Bearer nope"})[2])
+    assert body["error"]["code"] == "invalid_api_key"
+    assert server.get("/v2/models/identity", {"Authorization": "Bearer secret"})[0] == 200
+
+
+def start(folder, *flags):
+    return Berth(folder, *flags)
+
+
+def test_sigterm_drains(slow_models):
+    server = start(slow_models, "--drain-delay", "600ms")
+    assert server.call("POST", "/v2/models/identity/infer", BODY)[0] == 200
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        running = pool.submit(server.call, "POST", "/v2/models/slow/infer", BODY)
+        time.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        assert server.get("/v2/health/ready")[0] == 400
+        assert server.get("/health")[0] == 503
+        assert server.call("POST", "/v2/models/identity/infer", BODY)[0] == 200
+        assert running.result()[0] == 200
+    server.stop()
+
+
+def test_second_signal_ends_at_once(slow_models):
+    server = start(slow_models, "--drain-delay", "60s")
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    assert server.alive()
+    server.process.send_signal(signal.SIGTERM)
+    server.stop(expect=1)
+
+
+SMUGGLING = [
+    b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    b"POST /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+    b"POST /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: +5\r\n\r\nhello",
+    b"POST /v2 HTTP/1.1\r\nHost: a\r\nContent-Length : 5\r\n\r\nhello",
+    b"POST /v2 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+    b"POST /v2 HTTP/1.1\r\nHost: a\r\nX: a\r\n b\r\n\r\n",
+    b"GET /v2 HTTP/1.1\nHost: a\n\n",
+    b"GET /v2 HTTP/1.1\r\nHost: a\r\nX: a\rb\r\n\r\n",
+    b"GET /v2 HTTP/1.1\r\nHost: a\r\nX\x00: b\r\n\r\n",
+    b"GET /v2 HTTP/1.1\r\n\r\n",
+    b"GET  /v2 HTTP/1.1\r\nHost: a\r\n\r\n",
+    b"GET /v2%00 HTTP/1.1\r\nHost: a\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("request_bytes", SMUGGLING, ids=range(len(SMUGGLING)))
+def test_smuggling_shapes_are_refused(null_server, request_bytes):
+    answer = null_server.raw(request_bytes + b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", timeout=3)
+    assert answer.startswith(b"HTTP/1.1 400"), answer
+    assert answer.count(b"HTTP/1.1 ") == 1
