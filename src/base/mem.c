@@ -11,7 +11,8 @@
 #include <string.h>
 
 #define HEADER_BYTES 16
-#define ARENA_BLOCK_BYTES 4064 /* with both headers still under one page */
+#define ARENA_BLOCK_FIRST 976  /* with both headers 1 KiB: many arenas never hold more */
+#define ARENA_BLOCK_BYTES 4048 /* and one page */
 
 struct berth_arena_block {
     struct berth_arena_block *next;
@@ -165,7 +166,8 @@ void *berth_arena_alloc(struct berth_arena *arena, size_t bytes)
     }
     struct berth_arena_block *block = arena->blocks;
     if (block == NULL || block->bytes - block->bytes_used < rounded) {
-        size_t payload = rounded > ARENA_BLOCK_BYTES ? rounded : ARENA_BLOCK_BYTES;
+        size_t usual = block == NULL ? ARENA_BLOCK_FIRST : ARENA_BLOCK_BYTES;
+        size_t payload = rounded > usual ? rounded : usual;
         size_t whole;
         if (!berth_add_size(payload, sizeof(*block), &whole)) {
             return NULL;

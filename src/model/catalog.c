@@ -33,8 +33,8 @@ static struct entry *entry_find(const struct berth_catalog *catalog, const char 
 static void entry_destroy(struct entry *entry);
 static void buckets_grow(struct berth_catalog *catalog);
 static struct berth_model *model_find(const struct entry *entry, uint64_t version);
-static struct berth_model *model_add(struct berth_catalog *catalog, const char *name,
-                                     uint64_t version);
+static struct berth_model *model_add(struct berth_catalog *catalog,
+                                     struct berth_model_spec *spec);
 static bool entry_insert(struct entry *entry, struct berth_model *model);
 static int compare_models(const void *a, const void *b);
 
@@ -105,7 +105,7 @@ enum berth_code berth_catalog_put(struct berth_catalog *catalog, struct berth_mo
         return berth_fail(err, BERTH_INVALID, "model %s: versions count from 1", spec->name);
     }
     pthread_mutex_lock(&catalog->mu);
-    struct berth_model *model = model_add(catalog, spec->name, spec->version);
+    struct berth_model *model = model_add(catalog, spec);
     if (model != NULL) {
         berth_model_retain(model);
     }
@@ -183,24 +183,25 @@ static struct berth_model *model_find(const struct entry *entry, uint64_t versio
     return NULL;
 }
 
-/* The model of that name and version, made if there was none; NULL: no memory. */
-static struct berth_model *model_add(struct berth_catalog *catalog, const char *name,
-                                     uint64_t version)
+/* The model of that name and version; a new one has its spec before anyone can find it. NULL: no
+ * memory. */
+static struct berth_model *model_add(struct berth_catalog *catalog, struct berth_model_spec *spec)
 {
-    uint64_t hash = hash_of(name);
-    struct entry *entry = entry_find(catalog, name, hash);
-    struct berth_model *model = entry != NULL ? model_find(entry, version) : NULL;
+    uint64_t hash = hash_of(spec->name);
+    struct entry *entry = entry_find(catalog, spec->name, hash);
+    struct berth_model *model = entry != NULL ? model_find(entry, spec->version) : NULL;
     if (model != NULL) {
         return model;
     }
     struct entry *made = entry == NULL ? berth_alloc(sizeof(*made)) : NULL;
     struct entry *into = entry != NULL ? entry : made;
-    model = berth_model_create(name, version);
+    model = berth_model_create(spec->name, spec->version);
     if (into == NULL || model == NULL || !entry_insert(into, model)) {
         berth_model_release(model);
         berth_free(made);
         return NULL;
     }
+    model->spec = berth_spec_retain(spec);
     catalog->model_count++;
     if (made != NULL) {
         made->hash = hash;
