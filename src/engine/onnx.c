@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/engine.h"
+#include "engine/engines.h"
 #include "engine/onnx_file.h"
 #include "engine/ort.h"
 #include "engine/ort_memory.h"
@@ -350,9 +351,10 @@ static enum berth_code complete_ios(struct berth_model_spec *spec, const struct 
                               from[i].name, spec->name);
         }
         if (!from[i].shaped || from[i].rank < batch) {
+            const char *lack = from[i].shaped ? "no batch dimension" : "no shape in the model";
             return berth_fail(err, BERTH_INVALID,
                               "'%s' of model '%s' has %s; list it in the config", from[i].name,
-                              spec->name, from[i].shaped ? "no batch dimension" : "no shape in the model");
+                              spec->name, lack);
         }
         ios[i].name = berth_arena_strdup(&spec->arena, from[i].name);
         if (ios[i].name == NULL) {

@@ -1,8 +1,8 @@
 /* ort.c - see ort.h.
  *
  * One environment with one pool of operator threads for the process, spinning off: sessions bring
- * no threads of their own, and a pool that waits burns no core. One session serves all instances of a
- * model (a run is thread-safe), so that weights and what kernels repack of them exist once. ONNX
+ * no threads of their own, and a pool that waits burns no core. One session serves all instances of
+ * a model (a run is thread-safe), so that weights and what kernels repack of them exist once. ONNX
  * Runtime's container of prepacked weights would share them between sessions too, but only for
  * initialisers that were handed in from outside, which keeps their unpacked form alive: rejected.
  *

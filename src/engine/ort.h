@@ -62,8 +62,8 @@ const char *berth_ort_session_metadata(const struct berth_ort_session *session, 
 /* A tensor in memory. As an input: name, dtype, rank, dims and bytes are the caller's (bytes NULL
  * only where length is 0). As an output: the caller sets name, and either
  *   bytes NULL: ONNX Runtime allocates; dtype, rank, dims, bytes, length are set by the run, and
- *               the memory lives until berth_ort_value_clear, also as a later run's input (a KV cache
- *               goes round without a copy: hand bytes of the one to the other), or
+ *               the memory lives until berth_ort_value_clear, also as a later run's input (a KV
+ *               cache goes round without a copy: hand bytes of the one to the other), or
  *   bytes set:  it writes there; dtype, rank, dims and length must be exactly what comes out, or
  *               the run fails.
  * BYTES tensors travel in KServe's form (each string with a 4-byte little-endian length before it),
