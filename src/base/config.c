@@ -65,8 +65,11 @@ static const struct {
     enum berth_command command;
     const char *name;
 } commands[] = {
-    {BERTH_CMD_SERVE, "serve"},   {BERTH_CMD_TRANSCRIBE, "transcribe"}, {BERTH_CMD_MODELS, "models"},
-    {BERTH_CMD_DOCTOR, "doctor"}, {BERTH_CMD_BENCH, "bench"},
+    {BERTH_CMD_SERVE, "serve"},
+    {BERTH_CMD_TRANSCRIBE, "transcribe"},
+    {BERTH_CMD_MODELS, "models"},
+    {BERTH_CMD_DOCTOR, "doctor"},
+    {BERTH_CMD_BENCH, "bench"},
 };
 
 /* The command line as far as it is read. */
@@ -288,7 +291,8 @@ static enum berth_code fail_unknown(enum berth_command command, const char *name
     if (nearest == NULL) {
         return berth_fail(err, BERTH_INVALID, "unknown option %.60s; --help tells all", name);
     }
-    return berth_fail(err, BERTH_INVALID, "unknown option %.60s; did you mean --%s?", name, nearest);
+    return berth_fail(err, BERTH_INVALID, "unknown option %.60s; did you mean --%s?", name,
+                      nearest);
 }
 
 /* capacity: how many there can be at most. */
@@ -350,8 +354,8 @@ static enum berth_code set_value(struct berth_config *config, const struct optio
             return BERTH_OK;
         }
         return berth_fail_field(err, BERTH_INVALID, option->flag,
-                                "--%s (%s) takes true or false, not \"%.60s\"", option->flag, source,
-                                text);
+                                "--%s (%s) takes true or false, not \"%.60s\"", option->flag,
+                                source, text);
     case COUNT:
     case BYTES:
     case TIME:
@@ -481,5 +485,6 @@ static void number_text(const struct option *option, double number, char *out, s
     while (i + 1 < row->unit_count && (number == 0 || fmod(number, row->units[i].scale) != 0)) {
         i++;
     }
-    snprintf(out, bytes, "%.0f%s", number / row->units[i].scale, number == 0 ? "" : row->units[i].name);
+    snprintf(out, bytes, "%.0f%s", number / row->units[i].scale,
+             number == 0 ? "" : row->units[i].name);
 }

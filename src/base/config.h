@@ -43,8 +43,9 @@ enum berth_command {
       "file of API keys, one a line as sha256:HEX [name]; without it no key is asked for")         \
     X(STRING, errors, "errors", BERTH_CMD_SERVE, "triton", 0, 0,                                   \
       "KServe status codes: triton (as Triton answers) or typed (the honest ones)")                \
-    X(STRING, tls_cert, "tls-cert", BERTH_CMD_SERVE, "", 0, 0, "PEM certificate chain; with it TLS")\
-    X(STRING, tls_key, "tls-key", BERTH_CMD_SERVE, "", 0, 0, "PEM private key of --tls-cert")       \
+    X(STRING, tls_cert, "tls-cert", BERTH_CMD_SERVE, "", 0, 0,                                     \
+      "PEM certificate chain; with it TLS")                                                        \
+    X(STRING, tls_key, "tls-key", BERTH_CMD_SERVE, "", 0, 0, "PEM private key of --tls-cert")      \
     X(COUNT, net_threads, "net-threads", BERTH_CMD_SERVE, "0", 0, 256,                             \
       "threads that serve connections; 0: one for each two cores, at most 8")                      \
     X(COUNT, connections_max, "connections-max", BERTH_CMD_SERVE, "20000", 1, 1000000,             \

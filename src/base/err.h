@@ -48,7 +48,8 @@ struct berth_err {
 #define BERTH_PRINTF(format_at, args_at) __attribute__((format(printf, format_at, args_at)))
 
 /* Fills err (which may be NULL) and returns code. The message is cut at a character boundary. */
-#define berth_fail(err, code, ...) berth_err_set((err), (code), __FILE__, __LINE__, NULL, __VA_ARGS__)
+#define berth_fail(err, code, ...)                                                                 \
+    berth_err_set((err), (code), __FILE__, __LINE__, NULL, __VA_ARGS__)
 /* As berth_fail, and names the request's field at fault (a string literal). */
 #define berth_fail_field(err, code, field, ...)                                                    \
     berth_err_set((err), (code), __FILE__, __LINE__, (field), __VA_ARGS__)

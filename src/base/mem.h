@@ -47,7 +47,8 @@ void berth_arena_init(struct berth_arena *arena, size_t bytes_max);
 void berth_arena_finish(struct berth_arena *arena); /* zeroed memory is fine */
 /* Zeroed, aligned to 16. NULL when memory or the limit is used up. Lives until finish. */
 void *berth_arena_alloc(struct berth_arena *arena, size_t bytes) BERTH_MUST_USE;
-char *berth_arena_strndup(struct berth_arena *arena, const char *text, size_t length) BERTH_MUST_USE;
+char *berth_arena_strndup(struct berth_arena *arena, const char *text,
+                          size_t length) BERTH_MUST_USE;
 char *berth_arena_strdup(struct berth_arena *arena, const char *text) BERTH_MUST_USE;
 /* Runs hook(subject) at finish. */
 enum berth_code berth_arena_at_finish(struct berth_arena *arena, void (*hook)(void *subject),

@@ -3,7 +3,7 @@
  * A common slab is 64 MiB, cut into blocks of 256 B << order. Its book-keeping (one struct block
  * for each smallest block, of which only the first of each block is used) lies in ordinary memory,
  * where no other process can scribble. Free blocks of all slabs hang in one list per order. Small
- * blocks given back first wait in a short stack per order, unmerged, for the next take of that size.
+ * blocks given back first wait in a short stack per order, unmerged, for the next such take.
  *
  * A range over 32 MiB, or a private one, has a slab of its own. Big ones are pooled by power of
  * two. Private ones never are: a decoder that was sent the descriptor may have kept it, and would
@@ -445,7 +445,8 @@ static enum berth_code own_resize(struct berth_slabs *slabs, uint32_t id, size_t
     void *base = mremap(slab->base, bytes_old, bytes, bytes > bytes_old ? MREMAP_MAYMOVE : 0);
     if (base == MAP_FAILED) {
         /* The mapping is as it was; that its file is longer now does no harm. */
-        return berth_fail(err, BERTH_UNAVAILABLE, "cannot map %zu bytes of shared memory: %m", bytes);
+        return berth_fail(err, BERTH_UNAVAILABLE, "cannot map %zu bytes of shared memory: %m",
+                          bytes);
     }
     atomic_store_explicit(&slab->base, base, memory_order_release);
     slab->bytes = bytes;

@@ -171,7 +171,8 @@ struct berth_tally {
 
 /* What only a model that has had a request needs: 38 KiB, so not part of every model. */
 struct berth_model_detail {
-    struct berth_tally batches[BERTH_BATCH_SIZES_MAX + 1]; /* compute_infer by batch size; above: last */
+    struct berth_tally batches[BERTH_BATCH_SIZES_MAX + 1]; /* compute_infer by batch size, last:
+                                                            * above */
     struct berth_hist latency_warm_us, latency_cold_us;    /* accepted to final part */
     struct berth_hist queue_us, run_us;                    /* by stage */
 };

@@ -207,7 +207,8 @@ static enum berth_code part_check(const struct berth_tensor *tensor, size_t byte
     size_t element_bytes = berth_dtype_bytes(tensor->dtype);
     size_t elements, whole;
     if (!berth_tensor_elements(tensor, &elements) ||
-        !berth_mul_size(elements, element_bytes, &whole) || (element_bytes != 0 && whole != bytes)) {
+        !berth_mul_size(elements, element_bytes, &whole) ||
+        (element_bytes != 0 && whole != bytes)) {
         return berth_fail(err, BERTH_INTERNAL, "output %s: %zu bytes do not fit its shape",
                           tensor->name, bytes);
     }

@@ -144,7 +144,7 @@ struct berth_request {
 
     /* Where parts go: posted on `reply`, delivered by on_part on that queue's thread. */
     struct berth_queue *reply;
-    void (*on_part)(struct berth_post *post); /* BERTH_CONTAINER_OF(post, struct berth_part, post) */
+    void (*on_part)(struct berth_post *post); /* CONTAINER_OF(post, struct berth_part, post) */
     void *owner;                 /* the front's exchange; NULL once its client is gone */
 
     /* The controller's own. */
@@ -171,7 +171,8 @@ struct berth_part *berth_part_create(struct berth_request *request);
 /* Gives its tensors back and releases the request. NULL is fine. */
 void berth_part_destroy(struct berth_part *part);
 /* Adds a tensor of `dims` and takes its range (`bytes` long; for BYTES tensors the caller counts
- * the prefixes in). *out is where its bytes go, aligned to 64 (NULL when bytes is 0). name is copied. */
+ * the prefixes in). *out is where its bytes go, aligned to 64 (NULL when bytes is 0). name is
+ * copied. INTERNAL when bytes do not fit dtype and dims. */
 enum berth_code berth_part_add(struct berth_part *part, const char *name, enum berth_dtype dtype,
                                const int64_t *dims, uint8_t rank, size_t bytes, void **out,
                                struct berth_err *err) BERTH_MUST_USE;

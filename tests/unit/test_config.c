@@ -71,7 +71,8 @@ static void every_kind_is_read(void **state)
     assert_string_equal(config.arguments.items[2], "--queue-max");
     assert_string_equal(config.arguments.items[3], "-x");
     berth_config_finish(&config);
-    assert_int_equal(parse(BERTH_CMD_BENCH, "--rate 12.5 --json --duration 90s --json=0"), BERTH_OK);
+    assert_int_equal(parse(BERTH_CMD_BENCH, "--rate 12.5 --json --duration 90s --json=0"),
+                     BERTH_OK);
     assert_true(config.rate == 12.5);
     assert_false(config.json);
     assert_int_equal(config.duration, 90000000000u);
@@ -220,7 +221,7 @@ static void printers_tell_all(void **state)
     fclose(out);
     assert_non_null(strstr(text, "| `--http-head-timeout TIME` | serve | `BERTH_HTTP_HEAD_TIMEOUT` "
                                  "| 10s | 1ms | 1h | how long"));
-    assert_non_null(strstr(text, "| `--json` | models, doctor, bench | `BERTH_JSON` | false |  |  |"));
+    assert_non_null(strstr(text, "| `--json` | models, doctor, bench | `BERTH_JSON` | false | "));
 }
 
 int main(void)

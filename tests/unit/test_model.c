@@ -201,7 +201,10 @@ static void memory_failing(void **state)
         enum berth_code code = berth_catalog_create(&catalog, NULL);
         for (uint64_t version = 1; version < 4 && code == BERTH_OK; version++) {
             spec = make_spec("m", version);
-            code = spec == NULL ? BERTH_UNAVAILABLE : berth_catalog_put(catalog, spec, &model, NULL);
+            code = BERTH_UNAVAILABLE;
+            if (spec != NULL) {
+                code = berth_catalog_put(catalog, spec, &model, NULL);
+            }
             if (code == BERTH_OK) {
                 berth_model_release(model);
                 spec = NULL;

@@ -54,8 +54,11 @@ static struct berth_part *next_part(void)
     }
     berth_queue_take(&reply, &taken);
     struct berth_link *link = berth_list_pop(&taken);
-    struct berth_post *post = link == NULL ? NULL : BERTH_CONTAINER_OF(link, struct berth_post, link);
-    return post == NULL ? NULL : BERTH_CONTAINER_OF(post, struct berth_part, post);
+    if (link == NULL) {
+        return NULL;
+    }
+    struct berth_post *post = BERTH_CONTAINER_OF(link, struct berth_post, link);
+    return BERTH_CONTAINER_OF(post, struct berth_part, post);
 }
 
 static void dtypes(void **state)
@@ -210,13 +213,15 @@ static void one_final_answer(void **state)
     struct berth_part *part = berth_part_create(request);
     berth_request_send(request, part);
     struct berth_part *last = berth_part_create(request);
-    assert_int_equal(berth_part_add(last, "y", BERTH_DTYPE_INT8, NULL, 0, 1, &bytes, NULL), BERTH_OK);
+    assert_int_equal(berth_part_add(last, "y", BERTH_DTYPE_INT8, NULL, 0, 1, &bytes, NULL),
+                     BERTH_OK);
     assert_true(berth_request_complete(request, last, NULL));
     assert_true(request->stamps.t_done_ns > 0);
     berth_fail(&err, BERTH_DEADLINE, "too late");
     assert_false(berth_request_complete(request, NULL, &err));
     part = berth_part_create(request);
-    assert_int_equal(berth_part_add(part, "y", BERTH_DTYPE_INT8, NULL, 0, 1, &bytes, NULL), BERTH_OK);
+    assert_int_equal(berth_part_add(part, "y", BERTH_DTYPE_INT8, NULL, 0, 1, &bytes, NULL),
+                     BERTH_OK);
     assert_false(berth_request_complete(request, part, NULL)); /* destroyed */
     berth_request_send(request, berth_part_create(request));   /* dropped */
     part = next_part();
