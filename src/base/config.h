@@ -121,6 +121,8 @@ enum berth_command {
       "connections; with --rate the most requests under way at a time")                            \
     X(TIME, duration, "duration", BERTH_CMD_BENCH, "10s", 1e6, 86400e9, "how long to load")        \
     X(TIME, warmup, "warmup", BERTH_CMD_BENCH, "1s", 0, 3600e9, "answers not counted at first")    \
+    X(COUNT, pid, "pid", BERTH_CMD_BENCH, "0", 0, 4e6,                                             \
+      "process of the server: its CPU time, with its children's, is printed")                      \
     X(COUNT, seed, "seed", BERTH_CMD_BENCH, "1", 0, 1e15, "of the arrival times")                  \
     X(FLAG, json, "json", BERTH_CMD_MODELS | BERTH_CMD_DOCTOR | BERTH_CMD_BENCH, "false", 0, 0,    \
       "print JSON")

@@ -16,8 +16,6 @@ static enum berth_code open_handle(const struct berth_config *config, const char
                                    struct curl_slist **headers, struct berth_err *err);
 static enum berth_code perform(CURL *curl, struct berth_buf *answer, long *status,
                                struct berth_err *err);
-static enum berth_code send_file(const struct berth_config *config, const char *path,
-                                 struct berth_buf *answer, struct berth_err *err);
 static bool add_field(curl_mime *form, const char *name, const char *value);
 static enum berth_code answer_error(const struct berth_buf *answer, long status,
                                     struct berth_err *err);
@@ -31,7 +29,7 @@ int berth_remote_transcribe(const struct berth_config *config)
         struct berth_buf answer = {0};
         struct berth_err err = {0};
         fprintf(stderr, "%s: sending to %s\n", path, config->server);
-        if (send_file(config, path, &answer, &err) == BERTH_OK) {
+        if (berth_remote_transcription(config, path, &answer, &err) == BERTH_OK) {
             fwrite(berth_buf_text(&answer), 1, answer.length, stdout);
             fflush(stdout);
         } else {
@@ -101,8 +99,8 @@ static enum berth_code perform(CURL *curl, struct berth_buf *answer, long *statu
                                 : berth_fail(err, BERTH_UNAVAILABLE, "no memory for the answer");
 }
 
-static enum berth_code send_file(const struct berth_config *config, const char *path,
-                                 struct berth_buf *answer, struct berth_err *err)
+enum berth_code berth_remote_transcription(const struct berth_config *config, const char *path,
+                                           struct berth_buf *answer, struct berth_err *err)
 {
     CURL *curl = NULL;
     struct curl_slist *headers = NULL;

@@ -8,6 +8,10 @@
 
 /* Sends each file to config->server and prints its answers; returns the exit status. */
 int berth_remote_transcribe(const struct berth_config *config);
+/* One file's answer in config->format. */
+enum berth_code berth_remote_transcription(const struct berth_config *config, const char *path,
+                                           struct berth_buf *answer,
+                                           struct berth_err *err) BERTH_MUST_USE;
 /* POSTs `body` (NULL: GET) to server + path; *status is the HTTP status. UNAVAILABLE when there is
  * no answer. */
 enum berth_code berth_remote_call(const struct berth_config *config, const char *path,

@@ -1,0 +1,344 @@
+/* bench.c - `berth bench transcribe FILE...` and `berth bench infer`: loads a server, prints what its
+ * clients saw: requests a second, latencies, statuses, and with --pid the server's CPU time.
+ */
+#include <dirent.h>
+#include <inttypes.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "cli/load.h"
+#include "cli/remote.h"
+#include "request/request.h"
+
+#define HOST_MAX 256
+#define FILES_MAX 64
+#define PROCESSES_MAX 65536
+#define BOUNDARY "berth-bench-boundary"
+
+struct bench {
+    const struct berth_config *config;
+    char host[HOST_MAX];
+    char port[8];
+    struct berth_buf requests[FILES_MAX];
+    double seconds[FILES_MAX]; /* of audio in each */
+    size_t request_count;
+};
+
+static enum berth_code split_url(struct bench *bench, struct berth_err *err);
+static enum berth_code make_transcriptions(struct bench *bench, struct berth_err *err);
+static enum berth_code make_infer(struct bench *bench, struct berth_err *err);
+static void put_head(struct bench *bench, struct berth_buf *out, const char *path,
+                     const char *headers, size_t length);
+static double cpu_seconds(uint64_t pid);
+static void report(const struct bench *bench, const struct berth_load_result *result, double cpu_s);
+
+int berth_cli_bench(const struct berth_config *config)
+{
+    struct berth_err err = {0};
+    struct bench *bench = berth_alloc(sizeof(*bench));
+    struct berth_load_result *result = berth_alloc(sizeof(*result));
+    const char *what = config->arguments.count > 0 ? config->arguments.items[0] : "";
+    enum berth_code code = BERTH_OK;
+    if (bench == NULL || result == NULL) {
+        code = berth_fail(&err, BERTH_UNAVAILABLE, "no memory");
+        goto out;
+    }
+    bench->config = config;
+    code = split_url(bench, &err);
+    if (code != BERTH_OK) {
+        goto out;
+    }
+    if (strcmp(what, "transcribe") == 0) {
+        code = make_transcriptions(bench, &err);
+    } else if (strcmp(what, "infer") == 0) {
+        code = make_infer(bench, &err);
+    } else {
+        code = berth_fail(&err, BERTH_INVALID, "say what: berth bench transcribe FILE..., or "
+                          "berth bench infer --model NAME --input NAME:TYPE:DIMS");
+    }
+    if (code != BERTH_OK) {
+        goto out;
+    }
+    struct berth_load_options options = {
+        .host = bench->host,
+        .port = bench->port,
+        .requests = bench->requests,
+        .request_count = bench->request_count,
+        .rate = config->rate,
+        .connections = config->concurrency,
+        .duration_ns = config->duration,
+        .warmup_ns = config->warmup,
+        .seed = config->seed,
+    };
+    double before_s = cpu_seconds(config->pid);
+    code = berth_load_run(&options, result, &err);
+    if (code == BERTH_OK) {
+        report(bench, result, cpu_seconds(config->pid) - before_s);
+    }
+out:
+    for (size_t i = 0; bench != NULL && i < FILES_MAX; i++) {
+        berth_buf_finish(&bench->requests[i]);
+    }
+    berth_free(bench);
+    berth_free(result);
+    return code == BERTH_OK ? 0 : berth_cli_fail(&err);
+}
+
+static enum berth_code split_url(struct bench *bench, struct berth_err *err)
+{
+    const char *url = bench->config->url;
+    const char *host = strncmp(url, "http://", 7) == 0 ? url + 7 : url;
+    size_t length = strcspn(host, "/");
+    const char *colon = memrchr(host, ':', length);
+    size_t host_length = colon == NULL ? length : (size_t)(colon - host);
+    size_t port_length = colon == NULL ? 0 : length - host_length - 1;
+    if (host_length == 0 || host_length >= HOST_MAX || port_length >= sizeof(bench->port)) {
+        return berth_fail(err, BERTH_INVALID, "--url '%.100s' is not http://HOST:PORT", url);
+    }
+    memcpy(bench->host, host, host_length);
+    memcpy(bench->port, colon == NULL ? "80" : colon + 1, colon == NULL ? 2 : port_length);
+    return BERTH_OK;
+}
+
+static enum berth_code read_whole(const char *path, struct berth_buf *out, struct berth_err *err)
+{
+    char block[65536];
+    FILE *file = fopen(path, "rbe");
+    if (file == NULL) {
+        return berth_fail(err, BERTH_NOT_FOUND, "cannot open %s", path);
+    }
+    size_t got;
+    while ((got = fread(block, 1, sizeof(block), file)) > 0) {
+        berth_buf_append(out, block, got);
+    }
+    fclose(file);
+    return berth_buf_ok(out) ? BERTH_OK : berth_fail(err, BERTH_UNAVAILABLE, "no memory for %s", path);
+}
+
+/* One answer, for the seconds of audio; it warms the model too. */
+static enum berth_code ask_seconds(struct bench *bench, const char *path, double *seconds,
+                                   struct berth_err *err)
+{
+    struct berth_config one = *bench->config;
+    struct berth_buf answer = {0};
+    one.server = bench->config->url;
+    one.format = "verbose_json";
+    enum berth_code code = berth_remote_transcription(&one, path, &answer, err);
+    if (code == BERTH_OK) {
+        json_t *root = json_loadb(berth_buf_text(&answer), answer.length, 0, NULL);
+        *seconds = json_number_value(json_object_get(root, "duration"));
+        json_decref(root);
+    }
+    berth_buf_finish(&answer);
+    return code;
+}
+
+static enum berth_code make_transcriptions(struct bench *bench, struct berth_err *err)
+{
+    const struct berth_strings *arguments = &bench->config->arguments;
+    if (arguments->count < 2 || arguments->count - 1 > FILES_MAX) {
+        return berth_fail(err, BERTH_INVALID, "give 1 to %d audio files", FILES_MAX);
+    }
+    for (size_t i = 1; i < arguments->count; i++) {
+        struct berth_buf body = {0};
+        struct berth_buf file = {0};
+        struct berth_buf *request = &bench->requests[bench->request_count];
+        enum berth_code code = read_whole(arguments->items[i], &file, err);
+        if (code == BERTH_OK) {
+            code = ask_seconds(bench, arguments->items[i],
+                               &bench->seconds[bench->request_count], err);
+        }
+        berth_buf_printf(&body,
+                         "--" BOUNDARY "\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n%s"
+                         "\r\n--" BOUNDARY "\r\nContent-Disposition: form-data; name=\"file\"; "
+                         "filename=\"audio\"\r\n\r\n",
+                         bench->config->model);
+        berth_buf_append(&body, berth_buf_text(&file), file.length);
+        berth_buf_puts(&body, "\r\n--" BOUNDARY "--\r\n");
+        put_head(bench, request, "/v1/audio/transcriptions",
+                 "Content-Type: multipart/form-data; boundary=" BOUNDARY "\r\n", body.length);
+        berth_buf_append(request, berth_buf_text(&body), body.length);
+        bool ok = berth_buf_ok(&body) && berth_buf_ok(request);
+        berth_buf_finish(&body);
+        berth_buf_finish(&file);
+        BERTH_TRY(code);
+        if (!ok) {
+            return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the requests");
+        }
+        bench->request_count++;
+    }
+    return BERTH_OK;
+}
+
+/* NAME:TYPE:DIMS, dims separated by commas or x; elements are zeros sent in binary form. */
+static enum berth_code make_infer(struct bench *bench, struct berth_err *err)
+{
+    const char *input = bench->config->input;
+    const char *type = strchr(input, ':');
+    const char *dims = type == NULL ? NULL : strchr(type + 1, ':');
+    struct berth_tensor tensor = {0};
+    if (dims == NULL) {
+        return berth_fail(err, BERTH_INVALID, "--input '%.60s' is not NAME:TYPE:DIMS", input);
+    }
+    tensor.dtype = berth_dtype_parse(type + 1, (size_t)(dims - type - 1));
+    struct berth_buf shape = {0};
+    for (const char *at = dims + 1; *at != '\0' && tensor.rank < BERTH_RANK_MAX;) {
+        char *end = NULL;
+        tensor.dims[tensor.rank] = strtoll(at, &end, 10);
+        if (end == at) {
+            break;
+        }
+        berth_buf_printf(&shape, "%s%" PRId64, tensor.rank == 0 ? "" : ",",
+                         tensor.dims[tensor.rank]);
+        tensor.rank++;
+        at = *end == '\0' ? end : end + 1;
+    }
+    size_t elements = 0;
+    if (!berth_tensor_elements(&tensor, &elements) || berth_dtype_bytes(tensor.dtype) == 0) {
+        berth_buf_finish(&shape);
+        return berth_fail(err, BERTH_INVALID, "--input '%.60s': bad type or dimensions", input);
+    }
+    size_t bytes = elements * berth_dtype_bytes(tensor.dtype);
+    struct berth_buf header = {0};
+    char path[512];
+    char headers[128];
+    berth_buf_printf(&header,
+                     "{\"inputs\":[{\"name\":\"%.*s\",\"shape\":[%s],\"datatype\":\"%s\","
+                     "\"parameters\":{\"binary_data_size\":%zu}}],"
+                     "\"parameters\":{\"binary_data_output\":true}}",
+                     (int)(type - input), input, berth_buf_text(&shape),
+                     berth_dtype_name(tensor.dtype), bytes);
+    snprintf(path, sizeof(path), "/v2/models/%.400s/infer", bench->config->model);
+    snprintf(headers, sizeof(headers), "Inference-Header-Content-Length: %zu\r\n", header.length);
+    struct berth_buf *request = &bench->requests[0];
+    put_head(bench, request, path, headers, header.length + bytes);
+    berth_buf_append(request, berth_buf_text(&header), header.length);
+    berth_buf_reserve(request, bytes);
+    if (berth_buf_ok(request)) {
+        memset(request->bytes + request->length, 0, bytes);
+        request->length += bytes;
+    }
+    bench->request_count = 1;
+    berth_buf_finish(&shape);
+    berth_buf_finish(&header);
+    return berth_buf_ok(request) ? BERTH_OK
+                                 : berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
+}
+
+static void put_head(struct bench *bench, struct berth_buf *out, const char *path,
+                     const char *headers, size_t length)
+{
+    berth_buf_printf(out, "POST %s HTTP/1.1\r\nHost: %s:%s\r\nContent-Length: %zu\r\n%s", path,
+                     bench->host, bench->port, length, headers);
+    if (bench->config->key[0] != '\0') {
+        berth_buf_printf(out, "Authorization: Bearer %s\r\n", bench->config->key);
+    }
+    berth_buf_puts(out, "\r\n");
+}
+
+/* User and system time of a process and all its descendants; 0 without a pid. */
+static double cpu_seconds(uint64_t pid)
+{
+    static struct {
+        long pid;
+        long parent;
+        double cpu_s;
+        bool counts;
+    } processes[PROCESSES_MAX];
+    size_t count = 0;
+    DIR *proc = pid == 0 ? NULL : opendir("/proc");
+    struct dirent *entry;
+    while (proc != NULL && count < PROCESSES_MAX && (entry = readdir(proc)) != NULL) {
+        char path[300];
+        char line[1024] = "";
+        snprintf(path, sizeof(path), "/proc/%s/stat", entry->d_name);
+        FILE *file = entry->d_name[0] >= '0' && entry->d_name[0] <= '9' ? fopen(path, "re") : NULL;
+        if (file == NULL) {
+            continue;
+        }
+        const char *name_end = fgets(line, sizeof(line), file) == NULL ? NULL : strrchr(line, ')');
+        long parent = 0;
+        unsigned long user = 0;
+        unsigned long system = 0;
+        if (name_end != NULL &&
+            sscanf(name_end + 2, "%*c %ld %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &parent,
+                   &user, &system) == 3) {
+            processes[count].pid = strtol(line, NULL, 10);
+            processes[count].parent = parent;
+            processes[count].cpu_s = (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
+            processes[count].counts = processes[count].pid == (long)pid;
+            count++;
+        }
+        fclose(file);
+    }
+    if (proc != NULL) {
+        closedir(proc);
+    }
+    double sum_s = 0;
+    for (bool more = true; more;) {
+        more = false;
+        for (size_t i = 0; i < count; i++) {
+            for (size_t j = 0; j < count && !processes[i].counts; j++) {
+                if (processes[j].counts && processes[i].parent == processes[j].pid) {
+                    processes[i].counts = more = true;
+                }
+            }
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        sum_s += processes[i].counts ? processes[i].cpu_s : 0;
+    }
+    return sum_s;
+}
+
+static void report(const struct bench *bench, const struct berth_load_result *result, double cpu_s)
+{
+    const struct berth_hist *latency = &result->latency_us;
+    double seconds = (double)result->measured_ns / 1e9;
+    double audio_s = 0;
+    uint64_t good = result->statuses[200];
+    for (size_t i = 0; i < bench->request_count && i < BERTH_COUNT_OF(result->request_counts); i++) {
+        audio_s += bench->seconds[i] * (double)result->request_counts[i];
+    }
+    /* CPU time covers warm-up too, so it is shared among all requests of the whole run. */
+    double share = seconds / (seconds + (double)bench->config->warmup / 1e9);
+    json_t *root = json_pack(
+        "{s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "requests_per_s",
+        (double)good / seconds, "answered", (json_int_t)result->answered, "broken",
+        (json_int_t)result->broken, "unsent", (json_int_t)result->unsent, "mean_ms",
+        good == 0 ? 0.0 : (double)latency->sum / (double)good / 1e3, "p50_ms",
+        (double)berth_hist_quantile(latency, 0.5) / 1e3, "p90_ms",
+        (double)berth_hist_quantile(latency, 0.9) / 1e3, "p99_ms",
+        (double)berth_hist_quantile(latency, 0.99) / 1e3, "p999_ms",
+        (double)berth_hist_quantile(latency, 0.999) / 1e3, "max_ms", (double)latency->max / 1e3,
+        "audio_per_s", audio_s / seconds, "cpu_ms_per_request",
+        good == 0 ? 0.0 : cpu_s * share * 1e3 / (double)good);
+    json_t *statuses = json_object();
+    for (int i = 0; i < BERTH_LOAD_STATUS_MAX; i++) {
+        if (result->statuses[i] > 0) {
+            char name[8];
+            snprintf(name, sizeof(name), "%d", i);
+            json_object_set_new(statuses, name, json_integer((json_int_t)result->statuses[i]));
+        }
+    }
+    json_object_set_new(root, "statuses", statuses);
+    if (bench->config->json) {
+        json_dumpf(root, stdout, JSON_REAL_PRECISION(7));
+        puts("");
+    } else {
+        const char *key;
+        json_t *value;
+        json_object_foreach(root, key, value)
+        {
+            char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
+            printf("%-20s %s\n", key, text);
+            free(text); /* lib-owned */
+        }
+    }
+    json_decref(root);
+}
