@@ -35,7 +35,8 @@ struct berth_http_handler {
     void (*on_head)(void *subject, struct berth_exchange *exchange);
     /* More of the body is there: bytes 0..length of berth_http_body. May answer (refuse) early. */
     void (*on_body)(void *subject, struct berth_exchange *exchange, uint64_t length);
-    /* The request is complete; with a body: all of it is in berth_http_body. */
+    /* The accepted body is complete: all of it, if there is any, is in berth_http_body. Not called
+     * for exchanges whose body was not accepted. */
     void (*on_end)(void *subject, struct berth_exchange *exchange);
     /* The exchange ends; user state must be let go. answered: the whole answer was handed to the
      * kernel; otherwise the client is gone or was too slow. */
