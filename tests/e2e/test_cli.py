@@ -1,0 +1,99 @@
+"""The commands a person types."""
+
+import json
+import subprocess
+
+import pytest
+
+from conftest import BERTH, DATA, word_errors, words_of
+
+
+def berth(*arguments, check=True):
+    result = subprocess.run([BERTH, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert not check or result.returncode == 0, result.stderr
+    return result
+
+
+def test_help_names_every_command():
+    text = berth("--help").stdout
+    for command in ("serve", "transcribe", "models", "doctor", "bench"):
+        assert command in text
+        assert "--log-level" in berth(command, "--help").stdout
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (["nonsense"], "nonsense"), (["serve", "--modles", "x"], "--models"),
+    (["serve", "--models", "/nowhere"], "/nowhere"), (["serve"], "--models"),
+    (["transcribe"], "no file"), (["transcribe", "--format", "yaml", "x"], "yaml"),
+    (["serve", "--models", ".", "--queue-max", "0"], "queue-max"),
+    (["serve", "--models", ".", "--listen", "nowhere"], "nowhere"),
+])
+def test_mistakes_are_told(arguments, says):
+    result = berth(*arguments, check=False)
+    assert result.returncode != 0 and says in result.stderr, result.stderr
+
+
+def test_doctor():
+    assert {item["what"] for item in json.loads(berth("doctor", "--json").stdout)} >= {"processor", "engines", "gpu"}
+    assert "processor" in berth("doctor").stdout
+
+
+def test_options_document_is_up_to_date():
+    page = DATA.parents[1] / "docs" / "options.md"
+    assert berth("options").stdout == page.read_text(), "run: build/berth options >docs/options.md"
+
+
+def test_models(null_models, serve):
+    rows = json.loads(berth("models", "--models", null_models, "--json").stdout)
+    assert {"identity", "ocr_rec"} <= {row["name"] for row in rows}
+    server = serve(null_models)
+    rows = json.loads(berth("models", "--server", server.url, "--json").stdout)
+    assert next(row for row in rows if row["name"] == "identity")["state"] == "READY"
+    assert "identity" in berth("models", "--server", server.url).stdout
+
+
+def expected(name):
+    return json.loads((DATA / "expected" / f"{name}.json").read_text())
+
+
+def test_transcribe_fp32_equals_faster_whisper(speech, speech_models):
+    text = berth("transcribe", "--models", speech_models, "--model", "whisper-tiny.en-fp32",
+                 speech / "two_cities.wav").stdout
+    assert words_of(text) == words_of(expected("two_cities.ts.float32")["text"])
+
+
+def test_transcribe_int8_within_two_percent(speech, speech_models):
+    text = berth("transcribe", "--models", speech_models, speech / "two_cities.wav").stdout
+    want = words_of(expected("two_cities.ts.float32")["text"])
+    assert word_errors(want, words_of(text)) <= 0.02 * len(want)
+
+
+def test_word_times_within_20_ms(speech, speech_models):
+    answer = json.loads(berth("transcribe", "--models", speech_models, "--model", "whisper-tiny.en-fp32",
+                              "--words", "--format", "verbose_json", speech / "two_cities.wav").stdout)
+    want = [w for s in expected("two_cities.ts.float32")["segments"] for w in s["words"]]
+    got = answer["words"]
+    assert len(got) == len(want)
+    near = sum(abs(a["start"] - b["start"]) <= 0.0201 and abs(a["end"] - b["end"]) <= 0.0201
+               for a, b in zip(got, want))
+    assert near >= 0.97 * len(want), f"{near} of {len(want)}"
+
+
+def test_transcribe_by_a_server(speech, speech_server):
+    text = berth("transcribe", "--server", speech_server.url, speech / "two_cities.wav").stdout
+    want = words_of(expected("two_cities.ts.float32")["text"])
+    assert word_errors(want, words_of(text)) <= 0.02 * len(want)
+    result = berth("transcribe", "--server", speech_server.url, "--model", "nope", speech / "two_cities.wav",
+                   check=False)
+    assert result.returncode == 1 and "nope" in result.stderr
+
+
+def test_bench(null_models, serve):
+    server = serve(null_models)
+    for flags in ([], ["--rate", "200"]):
+        result = json.loads(berth("bench", "infer", "--url", server.url, "--model", "identity", "--input",
+                                  "INPUT0:FP32:1,16", "--duration", "1s", "--warmup", "200ms", "--json",
+                                  "--pid", server.pid, *flags).stdout)
+        assert set(result["statuses"]) == {"200"} and result["broken"] == 0
+        assert result["p50_ms"] <= result["p99_ms"] and result["answered"] > 50
+    assert 100 < result["requests_per_s"] < 300
