@@ -14,10 +14,12 @@
  * the pooled big slabs go, then holes are punched into the largest dirty blocks. */
 #include "base/slab.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/mem.h"
@@ -84,8 +86,8 @@ static void range_shrink(struct berth_slabs *slabs, const struct berth_range *ra
 static enum berth_code own_take(struct berth_slabs *slabs, struct berth_range *range,
                                 struct berth_err *err);
 static void own_give(struct berth_slabs *slabs, const struct berth_range *range);
-static enum berth_code own_resize(struct berth_slabs *slabs, uint32_t id, size_t bytes,
-                                  struct berth_err *err);
+static enum berth_code own_grow(struct berth_slabs *slabs, uint32_t id, size_t bytes,
+                                struct berth_err *err);
 static enum berth_code slab_map(struct slab *slab, size_t bytes, struct berth_err *err);
 static void slab_unmap(struct slab *slab);
 static uint32_t slot_take(struct berth_slabs *slabs);
@@ -330,7 +332,7 @@ static enum berth_code range_grow(struct berth_slabs *slabs, struct berth_range 
 {
     if (range->flags & RANGE_OWN) {
         if (bytes > slabs->slabs[range->slab].bytes) {
-            BERTH_TRY(own_resize(slabs, range->slab, own_bytes(bytes, range->flags), err));
+            BERTH_TRY(own_grow(slabs, range->slab, own_bytes(bytes, range->flags), err));
         }
     } else if (bytes > COMMON_BYTES_MAX || order_for(bytes) > order_for(range->length)) {
         struct berth_range grown = {.flags = bytes > COMMON_BYTES_MAX ? RANGE_OWN : 0,
@@ -433,38 +435,39 @@ static void own_give(struct berth_slabs *slabs, const struct berth_range *range)
     pthread_mutex_unlock(&slabs->mu);
 }
 
-/* The holder's range alone lies in this slab, so nobody else looks at it meanwhile. */
-static enum berth_code own_resize(struct berth_slabs *slabs, uint32_t id, size_t bytes,
-                                  struct berth_err *err)
+/* Only its holder looks at an own slab. Files never shrink: they are sealed. */
+static enum berth_code own_grow(struct berth_slabs *slabs, uint32_t id, size_t bytes,
+                                struct berth_err *err)
 {
     struct slab *slab = &slabs->slabs[id];
     size_t bytes_old = slab->bytes;
-    if (ftruncate(slab->fd, (off_t)bytes) != 0) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "cannot resize shared memory to %zu: %m", bytes);
+    struct stat file; /* it may be long enough already, after a growth that could not be mapped */
+    if (fstat(slab->fd, &file) != 0 ||
+        ((size_t)file.st_size < bytes && ftruncate(slab->fd, (off_t)bytes) != 0)) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "cannot grow shared memory to %zu: %m", bytes);
     }
-    void *base = mremap(slab->base, bytes_old, bytes, bytes > bytes_old ? MREMAP_MAYMOVE : 0);
+    void *base = mremap(slab->base, bytes_old, bytes, MREMAP_MAYMOVE);
     if (base == MAP_FAILED) {
-        /* The mapping is as it was; that its file is longer now does no harm. */
         return berth_fail(err, BERTH_UNAVAILABLE, "cannot map %zu bytes of shared memory: %m",
                           bytes);
     }
     atomic_store_explicit(&slab->base, base, memory_order_release);
     slab->bytes = bytes;
     pthread_mutex_lock(&slabs->mu);
-    slabs->stats.bytes_mapped += bytes;
-    slabs->stats.bytes_mapped -= bytes_old;
+    slabs->stats.bytes_mapped += bytes - bytes_old;
     pthread_mutex_unlock(&slabs->mu);
     return BERTH_OK;
 }
 
 static enum berth_code slab_map(struct slab *slab, size_t bytes, struct berth_err *err)
 {
-    int fd = memfd_create("berth", MFD_CLOEXEC);
+    int fd = memfd_create("berth", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) {
         return berth_fail(err, BERTH_UNAVAILABLE, "cannot make shared memory: %m");
     }
     void *base = MAP_FAILED;
-    if (ftruncate(fd, (off_t)bytes) == 0) {
+    /* Sealed, so that no process that is given fd can cut the file short under our feet. */
+    if (ftruncate(fd, (off_t)bytes) == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0) {
         base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     }
     if (base == MAP_FAILED) {

@@ -62,7 +62,8 @@ enum berth_code berth_slabs_resize(struct berth_slabs *slabs, struct berth_range
 void berth_slabs_give(struct berth_slabs *slabs, struct berth_range *range);
 /* The bytes; lends. The range may be a part of a taken one. NULL for a zeroed range. */
 void *berth_slabs_pointer(struct berth_slabs *slabs, const struct berth_range *range);
-/* The slab's memfd; lends. For a private range it holds that range alone, at offset 0. */
+/* The slab's memfd; lends. For a private range it holds that range alone, at offset 0. No holder of
+ * it can make the file shorter. */
 int berth_slabs_fd(struct berth_slabs *slabs, const struct berth_range *range);
 /* Whether it is, or is a part of, a private range: its descriptor shows nothing of others. The
  * memfd of a private range is never used again for another one. */

@@ -217,6 +217,7 @@ static void private_ranges_show_nothing_else(void **state)
     assert_int_equal(first.offset, 0);
     assert_int_equal(fstat(fd_kept, &file_first), 0);
     assert_true(file_first.st_size < 20000);
+    assert_int_equal(ftruncate(fd_kept, 0), -1);
     unsigned char *bytes = berth_slabs_pointer(slabs, &first);
     assert_int_equal(berth_slabs_resize(slabs, &first, 5000, NULL), BERTH_OK);
     for (size_t i = 5000; i < (size_t)file_first.st_size; i++) {
@@ -315,6 +316,8 @@ static void the_system_refusing_is_typed(void **state)
     assert_int_equal(berth_slabs_take(slabs, (size_t)1 << 49, &range, NULL), BERTH_UNAVAILABLE);
     assert_int_equal(berth_slabs_resize(slabs, &small, (size_t)1 << 49, NULL), BERTH_UNAVAILABLE);
     assert_int_equal(small.length, 100);
+    assert_int_equal(berth_slabs_resize(slabs, &small, 9000, NULL), BERTH_OK);
+    assert_int_equal(berth_slabs_resize(slabs, &small, 100, NULL), BERTH_OK);
     memset(berth_slabs_pointer(slabs, &small), 1, 100);
     berth_mem_fail_at(1, false);
     assert_int_equal(berth_slabs_take(slabs, 100, &range, NULL), BERTH_UNAVAILABLE);
