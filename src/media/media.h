@@ -1,6 +1,6 @@
 /* media.h - bytes in, mono float PCM out, decoded in a sandboxed process.
  *
- * In:      a job with the file in a slab range.  Out: the same job, with PCM in a private range.
+ * In:      a job with the file in a slab range.  Out: the same job, with PCM in a range of its own.
  * Owns:    the decode processes and a thread that feeds and watches them.
  * Threads: submit from any; the job comes back as a post on the queue it names.
  * Rules:   README.md here (M1 to M8). Limits on seconds and bytes are judged before decoding.
