@@ -77,14 +77,12 @@ class WhisperGraph(Graph):
                        self.const(self.weight(name + ".bias")), axis=-1, epsilon=LN_EPS, out=out)
 
     def add_norm(self, x, y, bias, name):
-        """x + y + bias and its layer norm, in one pass -> (sum, norm)."""
-        outs = [self._name("norm"), "", "", self._name("sum")]
-        inputs = [y, x, self.const(self.weight(name + ".weight")),
-                  self.const(self.weight(name + ".bias"))]
+        """x + y + bias and its layer norm -> (sum, norm). Three operators: the fused
+        SkipLayerNormalization takes five times as long on a CPU (1.32: 3.3 against 0.6 ms)."""
         if bias is not None:
-            inputs.append(self.const(bias))
-        self.ms("SkipLayerNormalization", *inputs, out=outs, epsilon=LN_EPS)
-        return outs[3], outs[0]
+            y = self.op("Add", y, self.const(bias))
+        total = self.op("Add", x, y)
+        return total, self.norm(total, name)
 
     def feed_forward(self, y, name):
         """(M,d) -> (M,d) without the last bias, which add_norm takes."""
