@@ -19,6 +19,14 @@ static bool part_reserve(struct berth_part *part);
 static const struct berth_param *param_of(const struct berth_params *params, const char *name,
                                           enum berth_param_kind kind);
 
+/* A range a request took besides its body and its media. Lives in the request's arena. */
+struct taken {
+    struct berth_slabs *slabs;
+    struct berth_range range;
+};
+
+static void give_taken(void *subject);
+
 static _Atomic uint64_t id_last;
 
 const struct berth_param *berth_params_find(const struct berth_params *params, const char *name)
@@ -90,6 +98,20 @@ void berth_request_release(struct berth_request *request)
     berth_slabs_give(request->slabs, &request->media);
     berth_arena_finish(&request->arena);
     berth_free(request);
+}
+
+enum berth_code berth_request_take(struct berth_request *request, size_t bytes,
+                                   struct berth_range *out, struct berth_err *err)
+{
+    struct taken *taken = berth_arena_alloc(&request->arena, sizeof(*taken));
+    if (taken == NULL ||
+        berth_arena_at_finish(&request->arena, give_taken, taken) != BERTH_OK) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
+    }
+    taken->slabs = request->slabs;
+    BERTH_TRY(berth_slabs_take(request->slabs, bytes, &taken->range, err));
+    *out = taken->range;
+    return BERTH_OK;
 }
 
 struct berth_part *berth_part_create(struct berth_request *request)
@@ -183,6 +205,12 @@ bool berth_request_complete(struct berth_request *request, struct berth_part *pa
     request->stamps.t_done_ns = berth_clock_now_ns();
     part_post(request, part);
     return true;
+}
+
+static void give_taken(void *subject)
+{
+    struct taken *taken = subject;
+    berth_slabs_give(taken->slabs, &taken->range);
 }
 
 static void part_init(struct berth_part *part, struct berth_request *request)
