@@ -18,29 +18,35 @@
 #include "model/model.h"
 
 enum berth_worker_kind {
-    BERTH_WORKER_LOAD,   /* describe, attach, make instances, warm up   -> err, spec, bytes_used */
-    BERTH_WORKER_UNLOAD, /* destroy them; no RUN or STEP is under way    -> bytes_used 0 */
-    BERTH_WORKER_RUN,    /* execute batch on an instance                 -> rows' parts and errors */
-    BERTH_WORKER_STEP    /* admit batch's rows, drop slots, then step    -> step.events */
+    BERTH_WORKER_DESCRIBE, /* completes spec; loads nothing              -> err, spec */
+    BERTH_WORKER_LOAD,     /* describe if need be, attach, instances, warm up -> err, bytes_used */
+    BERTH_WORKER_UNLOAD,   /* destroy them; no RUN or STEP is under way */
+    BERTH_WORKER_RUN,      /* execute batch on an instance               -> rows' parts and errors */
+    BERTH_WORKER_STEP      /* drop slots, admit batch's rows, then step  -> step.events */
 };
 
+/* Rows of an answer: on the way back a row has a part, or an error. When err says that the whole
+ * message failed, no row has a part and step has no event. */
 struct berth_worker_msg {
     struct berth_post post;   /* comes back on the controller's queue; the controller sets deliver */
     enum berth_worker_kind kind;
     struct berth_worker *worker;
     struct berth_model *model;       /* retained by the controller */
-    struct berth_model_spec *spec;   /* LOAD: retained; the worker completes it by describe */
+    struct berth_model_spec *spec;   /* retained by the controller; DESCRIBE and LOAD may complete
+                                        one that is not completed, and is nobody else's then */
+    uint64_t load_id;                /* names one loaded copy; the controller's choice, unique */
     uint32_t instance;
     struct berth_batch batch;        /* RUN: rows; STEP: rows to admit; memory is the controller's */
     const uint32_t *drops;           /* STEP: slots to drop first */
     size_t drop_count;
-    uint64_t budget_ns;              /* STEP */
+    uint64_t budget_ns;              /* STEP; 0: drop and admit only */
     struct berth_step_result *step;  /* STEP: where results go */
     /* Results. */
     struct berth_err err;            /* of the whole message */
     uint64_t t_started_ns;
     uint64_t t_ended_ns;
     uint64_t bytes_used;             /* LOAD: measured after warm-up */
+    uint32_t instance_count;         /* LOAD: instances made */
     uint32_t slots;                  /* LOAD: per instance, for step models */
     void *state;                     /* the controller's own */
 };
@@ -78,5 +84,27 @@ enum berth_code berth_worker_thread_create(const struct berth_worker_options *op
                                            struct berth_err *err) BERTH_MUST_USE;
 void berth_worker_send(struct berth_worker *worker, struct berth_worker_msg *msg);
 void berth_worker_destroy(struct berth_worker *worker); /* NULL is fine */
+
+/* How many instances a described model gets on a worker: what its config says (at most 64), else
+ * one; for step models, whose rows share an instance, one for each thread, at most four. */
+uint32_t berth_worker_instances(const struct berth_worker *worker,
+                                const struct berth_model_spec *spec);
+
+/* One message's work over one loaded model, shared by the implementations (loaded.c). Any thread;
+ * calls on one loaded model are ordered by the caller. */
+struct berth_loaded;
+
+/* Describes a spec that is not completed. */
+enum berth_code berth_loaded_describe(const struct berth_engine_ops *engine,
+                                      struct berth_model_spec *spec,
+                                      struct berth_err *err) BERTH_MUST_USE;
+/* LOAD: makes *out from msg->spec; fills msg's results. */
+enum berth_code berth_loaded_create(const struct berth_engine_ops *engine,
+                                    struct berth_slabs *slabs, struct berth_worker_msg *msg,
+                                    struct berth_loaded **out,
+                                    struct berth_err *err) BERTH_MUST_USE;
+void berth_loaded_destroy(struct berth_loaded *loaded); /* NULL is fine */
+/* RUN or STEP; fills rows, events and msg->err. Two instances may run at once. */
+void berth_loaded_run(struct berth_loaded *loaded, struct berth_worker_msg *msg);
 
 #endif

@@ -1,0 +1,107 @@
+/* engine.c - the table of engines: the only place that knows the list.
+ *
+ * Which engines are in a build is decided by the files meson.build names; each brings its macro.
+ */
+#include "engine/engine.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "engine/engines.h"
+
+static const struct berth_engine_ops *const engines[] = {
+    &berth_engine_null,
+#if BERTH_ENGINE_ONNX
+    &berth_engine_onnx,
+#endif
+#if BERTH_ENGINE_WHISPER
+    &berth_engine_whisper,
+#endif
+#if BERTH_ENGINE_PARAKEET
+    &berth_engine_parakeet,
+#endif
+};
+
+static const char *const engine_names[] = {
+    "null",
+#if BERTH_ENGINE_ONNX
+    "onnx",
+#endif
+#if BERTH_ENGINE_WHISPER
+    "whisper",
+#endif
+#if BERTH_ENGINE_PARAKEET
+    "parakeet",
+#endif
+    NULL,
+};
+
+/* What Triton's configs say, and which engine that is; whether the build has it is another thing. */
+static const struct {
+    const char *word;
+    const char *engine;
+} words[] = {
+    {"onnxruntime", "onnx"},     {"onnxruntime_onnx", "onnx"}, {"onnx", "onnx"},
+    {"identity", "null"},        {"null", "null"},             {"berth_null", "null"},
+    {"whisper", "whisper"},      {"parakeet", "parakeet"},
+};
+
+static size_t started_count; /* engines[0..] that were started; the composition root's thread */
+
+static const char *engine_of_word(const char *word);
+
+const struct berth_engine_ops *berth_engine_find(const char *name)
+{
+    for (size_t i = 0; name != NULL && i < BERTH_COUNT_OF(engines); i++) {
+        if (strcmp(engines[i]->name, name) == 0) {
+            return engines[i];
+        }
+    }
+    return NULL;
+}
+
+const char *berth_engine_for_backend(const char *backend, const char *platform)
+{
+    const char *engine = engine_of_word(backend);
+    return engine != NULL ? engine : engine_of_word(platform);
+}
+
+enum berth_code berth_engines_start(const struct berth_engine_env *env, struct berth_err *err)
+{
+    for (; started_count < BERTH_COUNT_OF(engines); started_count++) {
+        if (engines[started_count]->start == NULL) {
+            continue;
+        }
+        enum berth_code code = engines[started_count]->start(env, err);
+        if (code != BERTH_OK) {
+            berth_engines_finish();
+            return code;
+        }
+    }
+    return BERTH_OK;
+}
+
+void berth_engines_finish(void)
+{
+    while (started_count > 0) {
+        started_count--;
+        if (engines[started_count]->finish != NULL) {
+            engines[started_count]->finish();
+        }
+    }
+}
+
+const char *const *berth_engine_names(void)
+{
+    return engine_names;
+}
+
+static const char *engine_of_word(const char *word)
+{
+    for (size_t i = 0; word != NULL && i < BERTH_COUNT_OF(words); i++) {
+        if (strcmp(words[i].word, word) == 0) {
+            return words[i].engine;
+        }
+    }
+    return NULL;
+}

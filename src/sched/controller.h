@@ -1,0 +1,246 @@
+/* controller.h - the records that the files of sched/ share; nobody outside includes it.
+ *
+ *     berth_sched ─┬─ runtimes: one for each model that was ever wanted (runtime.c)
+ *                  │     └─ copies: a spec loaded on a device, or on its way there (copies.c)
+ *                  │           ├─ batcher: tickets that wait for a seat (batcher.h)
+ *                  │           └─ seats: an instance and the one message that works on it
+ *                  ├─ devices: a worker, its ledger, whose turn it is (dispatch.c)
+ *                  ├─ tickets: accepted requests (ticket.c)
+ *                  └─ ops: admin operations under way (ops.c)
+ *
+ * Threads: all of it is the controller thread's, but the atomics in berth_sched.
+ */
+#ifndef BERTH_CONTROLLER_H
+#define BERTH_CONTROLLER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "residency/residency.h"
+#include "sched/batcher.h"
+#include "sched/sched.h"
+#include "sched/timers.h"
+
+#define BERTH_BATCH_REQUESTS_MAX 1024 /* requests in one message, whatever a config says */
+
+struct berth_runtime;
+struct berth_copy;
+struct berth_op;
+
+enum berth_ticket_state {
+    BERTH_TICKET_POSTED,  /* on its way to the controller */
+    BERTH_TICKET_WAITING, /* for its model to load */
+    BERTH_TICKET_QUEUED,  /* in a copy's batcher */
+    BERTH_TICKET_RUNNING, /* a worker holds it, or it sits in a step model's slot */
+    BERTH_TICKET_HELD     /* done, but an earlier one is not (preserve_ordering) */
+};
+
+/* An accepted request in the controller. Lives in the request's arena. */
+struct berth_ticket {
+    struct berth_sched *sched;
+    struct berth_request *request; /* the controller's reference */
+    struct berth_runtime *runtime;
+    struct berth_copy *copy;       /* QUEUED, RUNNING, HELD: pinned by it */
+    enum berth_ticket_state state;
+    bool answered;                 /* its final part is out; only a worker still holds it */
+    bool counted;                  /* in the queue counts (S2) */
+    bool delayed;                  /* its queue timeout passed with action DELAY */
+    bool ordered;                  /* in copy->ordered */
+    uint32_t level;                /* of priority, from 0 */
+    struct berth_timer timer;      /* the next of the times below */
+    uint64_t t_cold_ns;            /* WAITING: no longer than this */
+    uint64_t t_timeout_ns;         /* QUEUED: Triton's queue timeout; 0: none */
+    uint64_t t_queued_ns;          /* entered the batcher */
+    struct berth_link all_link;    /* sched->tickets */
+    struct berth_link link;        /* runtime->waiting, or a level of a batcher */
+    struct berth_link age_link;    /* sched->queued_by_age while QUEUED */
+    struct berth_link order_link;
+    struct berth_part *held_part;  /* HELD */
+    struct berth_err held_err;
+};
+
+/* One instance of a copy, and the message that works on it. Never two at once (E2). */
+struct berth_seat {
+    struct berth_copy *copy;
+    uint32_t index;
+    bool busy;
+    struct berth_worker_msg msg;
+    uint64_t t_sent_ns;
+    uint64_t charged_ns;           /* device time booked in advance (S9) */
+    struct berth_row *rows;        /* row_max of them, as tickets */
+    struct berth_ticket **tickets; /* picked, then those of msg.batch.rows */
+    size_t ticket_count;
+    size_t row_max;
+    /* Step models only. */
+    struct berth_ticket **slots;   /* by slot; slot_count of them */
+    uint32_t slot_count;
+    uint32_t live;                 /* slots in use, answered ones included */
+    uint32_t *drops;               /* sent with the message under way */
+    size_t drop_count;
+    struct berth_step_result *step;
+};
+
+enum berth_copy_state {
+    BERTH_COPY_PENDING,   /* in sched->load_queue */
+    BERTH_COPY_LOADING,   /* LOAD is under way */
+    BERTH_COPY_WARM,
+    BERTH_COPY_RETIRING,  /* serves what it has, takes nothing new */
+    BERTH_COPY_UNLOADING  /* UNLOAD is under way */
+};
+
+/* One spec loaded on one device. */
+struct berth_copy {
+    struct berth_sched *sched;
+    struct berth_runtime *runtime;
+    struct berth_device *device;
+    struct berth_model_spec *spec; /* retained */
+    uint64_t load_id;
+    enum berth_copy_state state;
+    bool abandoned;                /* LOADING, but nobody wants it any more */
+    bool evicted;                  /* RETIRING to make room */
+    struct berth_lease lease;
+    struct berth_worker_msg msg;   /* LOAD, then UNLOAD */
+    uint64_t t_load_sent_ns;
+    struct berth_batcher *batcher;
+    struct berth_seat *seats;
+    size_t seat_count;
+    uint64_t ticket_count;         /* queued, running or held here */
+    uint64_t run_ns;               /* moving average of a message's device time; 0: unknown */
+    uint64_t virtual_ns;           /* device time had, for fairness (S9) */
+    struct berth_timer timer;      /* when its batcher wants to be asked again */
+    struct berth_link link;        /* runtime->copies */
+    struct berth_link load_link;   /* sched->load_queue */
+    struct berth_link ready_link;  /* device->ready */
+    struct berth_link ordered;     /* tickets in order of dispatch (preserve_ordering) */
+    bool releasing;                /* held answers are being sent: no second round inside */
+};
+
+/* What the controller knows of one catalogue model. */
+struct berth_runtime {
+    struct berth_sched *sched;
+    struct berth_model *model;     /* retained */
+    struct berth_link link;        /* sched->runtimes */
+    struct berth_copy *current;    /* WARM: new requests go here */
+    struct berth_copy *next;       /* PENDING or LOADING, wanted */
+    struct berth_model_spec *after; /* retained; asked for while next loads */
+    struct berth_link copies;      /* all, the above included */
+    struct berth_link waiting;     /* tickets */
+    struct berth_link waits;       /* ops that wait for it (ops.h) */
+    bool keep;                     /* its copies are never evicted */
+    uint32_t failures;             /* in a row */
+    uint64_t load_ns;              /* moving average; 0: unknown */
+    uint64_t bytes_measured;       /* at the last load */
+};
+
+/* A worker, and who may use it. */
+struct berth_device {
+    struct berth_worker *worker;
+    struct berth_residency ledger;
+    uint32_t under_way;            /* RUN and STEP messages */
+    uint64_t virtual_ns;           /* of the copy that had the last turn */
+    struct berth_link ready;       /* copies that may have work for a seat */
+};
+
+struct berth_sched {
+    struct berth_sched_options options;
+    struct berth_queue queue;
+    struct berth_timers timers;
+    uint64_t now_ns;               /* of this turn */
+    uint64_t load_id_last;
+    bool begun;
+    bool draining;
+    bool closing;                  /* destroy: nothing new starts */
+    struct berth_device *devices;
+    size_t device_count;
+    struct berth_link tickets;
+    struct berth_link queued_by_age;
+    struct berth_link runtimes;
+    struct berth_link load_queue;
+    struct berth_link ops;
+    struct berth_timer poll_timer;
+    uint64_t loads_under_way;
+    uint64_t load_ns;              /* moving average over all models; 0: unknown */
+    uint64_t unanswered;           /* tickets without their final part */
+    uint64_t copy_count;
+    pthread_t thread;
+    bool started;
+    /* Any thread from here on. */
+    atomic_bool stop;
+    atomic_bool refusing;          /* draining or closing */
+    atomic_bool ready;
+    _Atomic uint64_t t_turn_ns;    /* now_ns of the last turn */
+    _Atomic uint64_t t_head_ns;    /* when the oldest queued ticket was queued; 0: none */
+    _Atomic uint64_t queued, running, accepted, completed, refused, expired, cancelled;
+    _Atomic uint64_t wasted_ns, wasted_count;
+    _Atomic uint64_t bytes_models;
+    uint64_t bytes_models_max;     /* fixed */
+};
+
+/* ticket.c - the way of one request through the controller. */
+void berth_ticket_take(struct berth_ticket *ticket);    /* it arrived */
+void berth_ticket_enqueue(struct berth_ticket *ticket, struct berth_copy *copy);
+void berth_ticket_start(struct berth_ticket *ticket);   /* a worker gets it; off its list */
+/* A worker gave it back with its answer, of which the ticket takes part. */
+void berth_ticket_return(struct berth_ticket *ticket, struct berth_part *part,
+                         const struct berth_err *err);
+/* Sends the final answer now, wherever the ticket is. part (may be NULL) is taken. */
+void berth_ticket_answer(struct berth_ticket *ticket, struct berth_part *part,
+                         const struct berth_err *err);
+void berth_ticket_cancel(struct berth_ticket *ticket);
+void berth_tickets_refuse(struct berth_sched *sched, const char *text); /* all unanswered ones */
+void berth_ticket_arm(struct berth_ticket *ticket);     /* its timer, for what is due first */
+
+/* runtime.c - states of a model. */
+struct berth_runtime *berth_runtime_of(struct berth_sched *sched, struct berth_model *model);
+/* Single flight: joins a load under way. Takes spec, whatever happens. */
+enum berth_code berth_runtime_load(struct berth_runtime *runtime, struct berth_model_spec *spec,
+                                   struct berth_err *err) BERTH_MUST_USE;
+void berth_runtime_want(struct berth_ticket *ticket);   /* its model is not warm */
+void berth_runtime_left(struct berth_runtime *runtime); /* a waiting ticket is gone */
+void berth_runtime_unload(struct berth_runtime *runtime);
+void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy);
+/* The load failed (backoff) or was refused for want of room; the copy is gone. */
+void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err *err,
+                          bool refused);
+void berth_runtime_emptied(struct berth_runtime *runtime, bool evicted); /* a copy is gone */
+void berth_runtime_destroy(struct berth_runtime *runtime);
+uint32_t berth_runtime_predict_ms(const struct berth_runtime *runtime); /* until it is warm */
+
+/* copies.c - loading and unloading. */
+enum berth_code berth_copy_create(struct berth_runtime *runtime, struct berth_model_spec *spec,
+                                  struct berth_copy **out, struct berth_err *err) BERTH_MUST_USE;
+void berth_copy_destroy(struct berth_copy *copy);       /* NULL is fine; PENDING or gone only */
+void berth_copy_retire(struct berth_copy *copy);        /* no new work; unloads when it is idle */
+void berth_copy_settle(struct berth_copy *copy);        /* a ticket has left it */
+void berth_copies_pump(struct berth_sched *sched);      /* starts the loads that may start */
+
+/* seats.c */
+enum berth_code berth_seats_create(struct berth_copy *copy, uint32_t instances, uint32_t slots,
+                                   struct berth_err *err) BERTH_MUST_USE;
+void berth_seats_destroy(struct berth_copy *copy);
+
+/* dispatch.c - whose turn it is. */
+void berth_dispatch(struct berth_sched *sched);
+void berth_dispatch_mark(struct berth_copy *copy);      /* it may have work now */
+void berth_dispatch_forget(struct berth_copy *copy);
+
+/* ops.c - admin operations. */
+void berth_ops_begin(struct berth_sched *sched);        /* what the control mode does at start */
+void berth_ops_take(struct berth_admin *admin);
+void berth_ops_settle(struct berth_runtime *runtime, const struct berth_err *err); /* load ended */
+void berth_ops_emptied(struct berth_runtime *runtime);  /* no copy of it is left */
+void berth_ops_drained(struct berth_sched *sched);      /* nothing is unanswered */
+void berth_ops_close(struct berth_sched *sched);        /* answers all that still wait */
+
+/* counters.c */
+void berth_count_success(const struct berth_ticket *ticket, const struct berth_seat *seat);
+void berth_count_end(struct berth_ticket *ticket, enum berth_code code);
+void berth_count_message(struct berth_seat *seat, uint64_t batch_rows);
+void berth_count_waste(struct berth_ticket *ticket, uint64_t ns);
+uint64_t berth_average(uint64_t old, uint64_t sample);  /* moving, by an eighth */
+/* How long until there is room again for one more request of a model, for Retry-After. */
+uint32_t berth_retry_ms(uint64_t waiting, uint64_t service_ns);
+
+#endif

@@ -1,0 +1,300 @@
+/* copies.c - loading, unloading, and making room: the way of one copy of a model on a device.
+ *
+ *     PENDING -> LOADING -> WARM -> RETIRING -> UNLOADING -> gone
+ *
+ * Rules R1 to R9 in residency/README.md. A copy that is no longer wanted while it loads is abandoned:
+ * the load is not torn down half-way, its end is followed by the unload.
+ */
+#include <inttypes.h>
+
+#include "base/log.h"
+#include "sched/controller.h"
+
+static enum berth_code make_room(struct berth_copy *copy, struct berth_err *err);
+static void evict(struct berth_residency *ledger, uint64_t more);
+static uint64_t bytes_wanted(const struct berth_copy *copy);
+static struct berth_device *roomiest(struct berth_sched *sched);
+static void send_load(struct berth_copy *copy);
+static void deliver_loaded(struct berth_post *post);
+static enum berth_code settle_in(struct berth_copy *copy, struct berth_err *err);
+static void note_load(struct berth_copy *copy);
+static void send_unload(struct berth_copy *copy);
+static void deliver_unloaded(struct berth_post *post);
+static bool is_busy(const struct berth_copy *copy);
+
+enum berth_code berth_copy_create(struct berth_runtime *runtime, struct berth_model_spec *spec,
+                                  struct berth_copy **out, struct berth_err *err)
+{
+    struct berth_copy *copy = berth_alloc(sizeof(*copy));
+    if (copy == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "out of memory");
+    }
+    struct berth_sched *sched = runtime->sched;
+    copy->sched = sched;
+    copy->runtime = runtime;
+    copy->spec = berth_spec_retain(spec);
+    copy->load_id = ++sched->load_id_last;
+    copy->state = BERTH_COPY_PENDING;
+    copy->lease.owner = copy;
+    copy->lease.keep = runtime->keep;
+    berth_list_init(&copy->ordered);
+    berth_list_append(&runtime->copies, &copy->link);
+    berth_list_append(&sched->load_queue, &copy->load_link);
+    sched->copy_count++;
+    *out = copy;
+    return BERTH_OK;
+}
+
+void berth_copy_destroy(struct berth_copy *copy)
+{
+    if (copy == NULL) {
+        return;
+    }
+    BERTH_ASSERT(copy->ticket_count == 0);
+    berth_dispatch_forget(copy);
+    berth_list_remove(&copy->load_link);
+    berth_list_remove(&copy->link);
+    if (copy->device != NULL) {
+        berth_residency_release(&copy->device->ledger, &copy->lease);
+    }
+    berth_seats_destroy(copy);
+    berth_batcher_destroy(copy->batcher);
+    berth_spec_release(copy->spec);
+    copy->sched->copy_count--;
+    berth_free(copy);
+}
+
+void berth_copy_retire(struct berth_copy *copy)
+{
+    struct berth_runtime *runtime = copy->runtime;
+    if (runtime->current == copy) {
+        runtime->current = NULL;
+    }
+    if (runtime->next == copy) {
+        runtime->next = NULL;
+    }
+    if (copy->state == BERTH_COPY_PENDING) {
+        berth_copy_destroy(copy);
+        berth_runtime_emptied(runtime, false);
+    } else if (copy->state == BERTH_COPY_LOADING) {
+        copy->abandoned = true;
+    } else if (copy->state == BERTH_COPY_WARM) {
+        copy->state = BERTH_COPY_RETIRING;
+        berth_residency_leave(&copy->device->ledger, &copy->lease);
+        berth_copy_settle(copy);
+    }
+}
+
+void berth_copy_settle(struct berth_copy *copy)
+{
+    if (copy->state == BERTH_COPY_RETIRING && copy->ticket_count == 0 && !is_busy(copy)) {
+        send_unload(copy);
+    }
+}
+
+/* In order of demand; the head waits for room, and nobody passes it (R7). */
+void berth_copies_pump(struct berth_sched *sched)
+{
+    while (!sched->closing && sched->loads_under_way < sched->options.loads_max &&
+           !berth_list_empty(&sched->load_queue)) {
+        struct berth_copy *copy =
+            BERTH_CONTAINER_OF(sched->load_queue.next, struct berth_copy, load_link);
+        struct berth_runtime *runtime = copy->runtime;
+        struct berth_err err = {0};
+        enum berth_code code = make_room(copy, &err);
+        if (code == BERTH_BUSY) {
+            return;
+        }
+        berth_list_remove(&copy->load_link);
+        if (code == BERTH_OK) {
+            send_load(copy);
+            continue;
+        }
+        runtime->next = NULL;
+        berth_copy_destroy(copy);
+        berth_runtime_failed(runtime, &err, true);
+    }
+}
+
+/* OK: its bytes are reserved. BUSY: they will be when what leaves is gone. */
+static enum berth_code make_room(struct berth_copy *copy, struct berth_err *err)
+{
+    copy->device = roomiest(copy->sched);
+    struct berth_residency *ledger = &copy->device->ledger;
+    uint64_t bytes = bytes_wanted(copy);
+    enum berth_code code = berth_residency_reserve(ledger, &copy->lease, bytes, err);
+    if (code != BERTH_BUSY) {
+        return code;
+    }
+    uint64_t missing = berth_residency_missing(ledger, bytes);
+    if (missing > berth_residency_evictable(ledger)) { /* R6 */
+        code = berth_fail(err, BERTH_UNAVAILABLE,
+                          "%" PRIu64 " bytes are missing and what is loaded is in use", missing);
+        err->retry_after_ms =
+            berth_retry_ms(1, copy->sched->load_ns == 0 ? BERTH_NS_PER_S : copy->sched->load_ns);
+        return code;
+    }
+    evict(ledger, bytes);
+    return BERTH_BUSY;
+}
+
+static void evict(struct berth_residency *ledger, uint64_t more)
+{
+    while (berth_residency_missing(ledger, more) > 0) {
+        struct berth_lease *lease = berth_residency_victim(ledger);
+        if (lease == NULL) {
+            return;
+        }
+        struct berth_copy *victim = lease->owner;
+        struct berth_model *model = victim->runtime->model;
+        berth_log_info("residency", 0, "evict model=%s version=%" PRIu64 " bytes=%" PRIu64,
+                       model->name, model->version, lease->bytes);
+        victim->evicted = true;
+        berth_copy_retire(victim);
+        berth_model_set_state(model, BERTH_STATE_EVICTING, "evicted");
+    }
+}
+
+/* What it took last time, else what the engine says, else the size of its files: the measured
+ * figure replaces it (R2). */
+static uint64_t bytes_wanted(const struct berth_copy *copy)
+{
+    if (copy->runtime->bytes_measured > 0) {
+        return copy->runtime->bytes_measured;
+    }
+    return copy->spec->bytes_estimate > 0 ? copy->spec->bytes_estimate : copy->spec->files_bytes;
+}
+
+static struct berth_device *roomiest(struct berth_sched *sched)
+{
+    struct berth_device *best = &sched->devices[0];
+    for (size_t i = 1; i < sched->device_count; i++) {
+        struct berth_device *device = &sched->devices[i];
+        uint64_t free_best = best->ledger.bytes_max - best->ledger.bytes_used;
+        uint64_t free_this = device->ledger.bytes_max - device->ledger.bytes_used;
+        if (best->ledger.bytes_used < best->ledger.bytes_max &&
+            (device->ledger.bytes_used >= device->ledger.bytes_max || free_this <= free_best)) {
+            continue;
+        }
+        best = device;
+    }
+    return best;
+}
+
+static void send_load(struct berth_copy *copy)
+{
+    copy->state = BERTH_COPY_LOADING;
+    copy->t_load_sent_ns = copy->sched->now_ns;
+    copy->sched->loads_under_way++;
+    copy->msg = (struct berth_worker_msg){
+        .post.deliver = deliver_loaded,
+        .kind = BERTH_WORKER_LOAD,
+        .model = copy->runtime->model,
+        .spec = copy->spec,
+        .load_id = copy->load_id,
+        .state = copy,
+    };
+    berth_worker_send(copy->device->worker, &copy->msg);
+}
+
+static void deliver_loaded(struct berth_post *post)
+{
+    struct berth_worker_msg *msg = BERTH_CONTAINER_OF(post, struct berth_worker_msg, post);
+    struct berth_copy *copy = msg->state;
+    struct berth_runtime *runtime = copy->runtime;
+    struct berth_err err = msg->err;
+    copy->sched->loads_under_way--;
+    if (err.code != BERTH_OK) {
+        bool abandoned = copy->abandoned;
+        if (runtime->next == copy) {
+            runtime->next = NULL;
+        }
+        berth_copy_destroy(copy);
+        if (!abandoned) {
+            berth_runtime_failed(runtime, &err, false);
+        }
+        berth_runtime_emptied(runtime, false);
+        return;
+    }
+    note_load(copy);
+    copy->state = BERTH_COPY_WARM;
+    enum berth_code code = copy->abandoned ? BERTH_OK : settle_in(copy, &err);
+    berth_residency_unpin(&copy->lease, copy->sched->now_ns);
+    if (copy->abandoned) {
+        berth_copy_retire(copy);
+    } else if (code != BERTH_OK) {
+        berth_copy_retire(copy);
+        berth_runtime_failed(runtime, &err, false);
+    } else {
+        berth_runtime_loaded(runtime, copy);
+    }
+}
+
+/* Its queue and seats; and others make room if it took more than was reserved. */
+static enum berth_code settle_in(struct berth_copy *copy, struct berth_err *err)
+{
+    struct berth_residency *ledger = &copy->device->ledger;
+    BERTH_TRY(berth_batcher_create(copy->spec, &copy->batcher, err));
+    BERTH_TRY(berth_seats_create(copy, copy->msg.instance_count, copy->msg.slots, err));
+    evict(ledger, 0);
+    uint64_t missing = berth_residency_missing(ledger, 0);
+    if (missing > 0) {
+        bool never = copy->lease.bytes > ledger->bytes_max;
+        enum berth_code code = berth_fail(
+            err, never ? BERTH_TOO_LARGE : BERTH_UNAVAILABLE,
+            "it took %" PRIu64 " bytes, %" PRIu64 " more than there are", copy->lease.bytes, missing);
+        err->retry_after_ms = never ? 0 : berth_retry_ms(1, copy->sched->load_ns);
+        return code;
+    }
+    return BERTH_OK;
+}
+
+static void note_load(struct berth_copy *copy)
+{
+    struct berth_runtime *runtime = copy->runtime;
+    struct berth_model *model = runtime->model;
+    uint64_t load_ns = copy->sched->now_ns - copy->t_load_sent_ns;
+    berth_residency_correct(&copy->device->ledger, &copy->lease, copy->msg.bytes_used); /* R2 */
+    runtime->bytes_measured = copy->msg.bytes_used;
+    runtime->load_ns = berth_average(runtime->load_ns, load_ns);
+    copy->sched->load_ns = berth_average(copy->sched->load_ns, load_ns);
+    atomic_fetch_add(&model->stats.loads, 1);
+    atomic_fetch_add(&model->stats.load_ns, load_ns);
+    atomic_store(&model->bytes_used, copy->msg.bytes_used);
+}
+
+static void send_unload(struct berth_copy *copy)
+{
+    berth_dispatch_forget(copy);
+    copy->state = BERTH_COPY_UNLOADING;
+    copy->msg = (struct berth_worker_msg){
+        .post.deliver = deliver_unloaded,
+        .kind = BERTH_WORKER_UNLOAD,
+        .model = copy->runtime->model,
+        .spec = copy->spec,
+        .load_id = copy->load_id,
+        .state = copy,
+    };
+    berth_worker_send(copy->device->worker, &copy->msg);
+}
+
+static void deliver_unloaded(struct berth_post *post)
+{
+    struct berth_worker_msg *msg = BERTH_CONTAINER_OF(post, struct berth_worker_msg, post);
+    struct berth_copy *copy = msg->state;
+    struct berth_runtime *runtime = copy->runtime;
+    bool evicted = copy->evicted;
+    atomic_fetch_add(&runtime->model->stats.unloads, 1);
+    berth_copy_destroy(copy); /* R4: its bytes are free now, not before */
+    berth_runtime_emptied(runtime, evicted);
+}
+
+static bool is_busy(const struct berth_copy *copy)
+{
+    for (size_t i = 0; i < copy->seat_count; i++) {
+        if (copy->seats[i].busy || copy->seats[i].live > 0) {
+            return true;
+        }
+    }
+    return false;
+}

@@ -1,0 +1,278 @@
+/* runtime.c - what state a model is in, who waits for it, and what a failed load means.
+ *
+ *     COLD -> LOADING -> WARM -> EVICTING -> COLD         FAILED(until): a load failed
+ *
+ * One load serves all who wait (R8). A failed load answers them all at once; until its back-off is
+ * over further requests are refused without trying, then the next one tries again (R9).
+ */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "base/log.h"
+#include "sched/controller.h"
+
+#define BACKOFF_DOUBLINGS_MAX 6
+#define PREDICT_UNKNOWN_MS 2000
+#define PREDICT_MS_MAX 600000
+
+static void answer_waiting(struct berth_runtime *runtime, const struct berth_err *err);
+static void refuse(struct berth_ticket *ticket, enum berth_code code, uint32_t retry_ms,
+                   const char *text);
+static void try_after(struct berth_runtime *runtime, const struct berth_err *err);
+
+struct berth_runtime *berth_runtime_of(struct berth_sched *sched, struct berth_model *model)
+{
+    if (model->sched_state != NULL) {
+        return model->sched_state;
+    }
+    struct berth_runtime *runtime = berth_alloc(sizeof(*runtime));
+    if (runtime == NULL) {
+        return NULL;
+    }
+    runtime->sched = sched;
+    runtime->model = berth_model_retain(model);
+    runtime->keep = sched->options.mode != BERTH_CONTROL_DEMAND;
+    berth_list_init(&runtime->copies);
+    berth_list_init(&runtime->waiting);
+    berth_list_init(&runtime->waits);
+    berth_list_append(&sched->runtimes, &runtime->link);
+    model->sched_state = runtime;
+    return runtime;
+}
+
+enum berth_code berth_runtime_load(struct berth_runtime *runtime, struct berth_model_spec *spec,
+                                   struct berth_err *err)
+{
+    enum berth_code code = BERTH_OK;
+    if (runtime->sched->closing) {
+        code = berth_fail(err, BERTH_UNAVAILABLE, "the server is stopping");
+    } else if (runtime->next == NULL) {
+        code = berth_copy_create(runtime, spec, &runtime->next, err);
+        if (code == BERTH_OK && runtime->current == NULL) {
+            berth_model_set_state(runtime->model, BERTH_STATE_LOADING, "");
+        }
+    } else if (runtime->next->spec != spec) { /* R8: the newer one follows it */
+        berth_spec_release(runtime->after);
+        runtime->after = berth_spec_retain(spec);
+    }
+    berth_spec_release(spec);
+    return code;
+}
+
+void berth_runtime_want(struct berth_ticket *ticket)
+{
+    struct berth_runtime *runtime = ticket->runtime;
+    struct berth_sched *sched = runtime->sched;
+    struct berth_model *model = runtime->model;
+    struct berth_err err = {0};
+    if (runtime->next == NULL) {
+        uint64_t t_retry_ns = atomic_load(&model->t_retry_ns);
+        char text[sizeof(err.msg)];
+        if (berth_model_state(model) == BERTH_STATE_FAILED && sched->now_ns < t_retry_ns) {
+            berth_model_reason(model, text, sizeof(text));
+            refuse(ticket, BERTH_UNAVAILABLE,
+                   t_retry_ns == UINT64_MAX ? 0 : berth_retry_ms(1, t_retry_ns - sched->now_ns),
+                   text);
+            return;
+        }
+        if (sched->options.mode != BERTH_CONTROL_DEMAND || !atomic_load(&model->listed)) {
+            snprintf(text, sizeof(text),
+                     "Request for unknown model: '%.150s' has no available versions", model->name);
+            refuse(ticket, BERTH_NOT_FOUND, 0, text);
+            return;
+        }
+        if (berth_runtime_load(runtime, berth_model_spec(model), &err) != BERTH_OK) {
+            refuse(ticket, err.code, berth_retry_ms(1, 0), err.msg);
+            return;
+        }
+    }
+    ticket->request->cold = true;
+    if (sched->options.cold_wait_ns == 0) {
+        refuse(ticket, BERTH_UNAVAILABLE, berth_runtime_predict_ms(runtime), "the model is loading");
+        return;
+    }
+    ticket->state = BERTH_TICKET_WAITING;
+    ticket->t_cold_ns = sched->now_ns + sched->options.cold_wait_ns;
+    berth_list_append(&runtime->waiting, &ticket->link);
+    berth_ticket_arm(ticket);
+}
+
+/* A load that has not begun and that nobody waits for is not begun. */
+void berth_runtime_left(struct berth_runtime *runtime)
+{
+    if (berth_list_empty(&runtime->waiting) && berth_list_empty(&runtime->waits) &&
+        runtime->next != NULL && runtime->next->state == BERTH_COPY_PENDING && !runtime->keep) {
+        berth_copy_retire(runtime->next);
+    }
+}
+
+void berth_runtime_unload(struct berth_runtime *runtime)
+{
+    struct berth_err err = {0};
+    (void)berth_fail(&err, BERTH_UNAVAILABLE, "model '%s' was unloaded", runtime->model->name);
+    berth_spec_release(runtime->after);
+    runtime->after = NULL;
+    atomic_store(&runtime->model->t_retry_ns, 0);
+    runtime->failures = 0;
+    if (runtime->next != NULL) {
+        berth_copy_retire(runtime->next);
+        answer_waiting(runtime, &err);
+        berth_ops_settle(runtime, &err);
+    }
+    if (runtime->current != NULL) {
+        berth_copy_retire(runtime->current);
+    }
+    berth_model_set_state(runtime->model,
+                          berth_list_empty(&runtime->copies) ? BERTH_STATE_COLD
+                                                             : BERTH_STATE_EVICTING,
+                          "unloaded");
+}
+
+void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy)
+{
+    struct berth_model *model = runtime->model;
+    struct berth_copy *old = runtime->current;
+    runtime->current = copy;
+    runtime->next = NULL;
+    runtime->failures = 0;
+    atomic_store(&model->t_retry_ns, 0);
+    struct berth_model_spec *spec = berth_model_spec(model);
+    if (spec != copy->spec) {
+        berth_model_set_spec(model, berth_spec_retain(copy->spec));
+    }
+    berth_spec_release(spec);
+    berth_model_set_state(model, BERTH_STATE_WARM, "");
+    berth_log_info("sched", 0,
+                   "loaded model=%s version=%" PRIu64 " bytes=%" PRIu64 " ms=%" PRIu64
+                   " instances=%zu batcher=%s",
+                   model->name, model->version, copy->lease.bytes,
+                   (copy->sched->now_ns - copy->t_load_sent_ns) / BERTH_NS_PER_MS,
+                   copy->seat_count, copy->batcher->ops->name);
+    if (old != NULL) {
+        berth_copy_retire(old);
+    }
+    struct berth_link *link;
+    while ((link = berth_list_pop(&runtime->waiting)) != NULL) {
+        berth_ticket_enqueue(BERTH_CONTAINER_OF(link, struct berth_ticket, link), copy);
+    }
+    try_after(runtime, NULL);
+}
+
+void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err *err, bool refused)
+{
+    struct berth_model *model = runtime->model;
+    struct berth_sched *sched = runtime->sched;
+    struct berth_err out = *err;
+    out.field = NULL;
+    snprintf(out.msg, sizeof(out.msg), "model '%.80s' could not be loaded: %.130s", model->name,
+             err->msg);
+    if (!refused) { /* R9 */
+        uint32_t doublings = runtime->failures < BACKOFF_DOUBLINGS_MAX ? runtime->failures
+                                                                       : BACKOFF_DOUBLINGS_MAX;
+        uint64_t backoff_ns = sched->options.load_backoff_ns << doublings;
+        runtime->failures++;
+        atomic_store(&model->t_retry_ns, sched->now_ns + backoff_ns);
+        atomic_fetch_add(&model->stats.loads_failed, 1);
+        out.retry_after_ms = berth_retry_ms(1, backoff_ns);
+    }
+    berth_log_err(BERTH_LOG_WARN, "sched", 0, &out);
+    if (runtime->current == NULL) {
+        berth_model_set_state(model, refused ? BERTH_STATE_COLD : BERTH_STATE_FAILED, err->msg);
+    }
+    struct berth_err for_waiting = out;
+    for_waiting.code = err->code == BERTH_TOO_LARGE ? BERTH_TOO_LARGE : BERTH_UNAVAILABLE;
+    answer_waiting(runtime, &for_waiting);
+    try_after(runtime, &out);
+}
+
+/* A copy is gone. What still leaves is neither current nor next. */
+void berth_runtime_emptied(struct berth_runtime *runtime, bool evicted)
+{
+    size_t leaving = 0;
+    BERTH_LIST_EACH(link, &runtime->copies) {
+        struct berth_copy *copy = BERTH_CONTAINER_OF(link, struct berth_copy, link);
+        leaving += copy != runtime->current && copy != runtime->next;
+    }
+    if (leaving > 0) {
+        return;
+    }
+    if (runtime->current == NULL && runtime->next == NULL) {
+        atomic_store(&runtime->model->bytes_used, 0);
+        enum berth_model_state state = berth_model_state(runtime->model);
+        if (state == BERTH_STATE_EVICTING) {
+            berth_model_set_state(runtime->model, BERTH_STATE_COLD,
+                                  evicted ? "evicted" : "unloaded");
+        } else if (state != BERTH_STATE_FAILED && state != BERTH_STATE_COLD) {
+            berth_model_set_state(runtime->model, BERTH_STATE_COLD, "");
+        }
+    }
+    berth_ops_emptied(runtime);
+}
+
+void berth_runtime_destroy(struct berth_runtime *runtime)
+{
+    BERTH_ASSERT(berth_list_empty(&runtime->copies) && berth_list_empty(&runtime->waiting) &&
+                 berth_list_empty(&runtime->waits));
+    berth_list_remove(&runtime->link);
+    berth_spec_release(runtime->after);
+    runtime->model->sched_state = NULL;
+    berth_model_release(runtime->model);
+    berth_free(runtime);
+}
+
+uint32_t berth_runtime_predict_ms(const struct berth_runtime *runtime)
+{
+    const struct berth_sched *sched = runtime->sched;
+    uint64_t load_ns = runtime->load_ns > 0 ? runtime->load_ns : sched->load_ns;
+    uint64_t left_ns = load_ns;
+    if (load_ns == 0) {
+        return PREDICT_UNKNOWN_MS;
+    }
+    if (runtime->next != NULL && runtime->next->state == BERTH_COPY_LOADING) {
+        uint64_t spent_ns = sched->now_ns - runtime->next->t_load_sent_ns;
+        left_ns = spent_ns < load_ns ? load_ns - spent_ns : load_ns / 8;
+    } else if (runtime->next != NULL) {
+        uint64_t before = 0; /* loads that come first */
+        BERTH_LIST_EACH(link, &sched->load_queue) {
+            if (link == &runtime->next->load_link) {
+                break;
+            }
+            before++;
+        }
+        left_ns += (before + sched->loads_under_way) * sched->load_ns / sched->options.loads_max;
+    }
+    uint64_t ms = left_ns / BERTH_NS_PER_MS + 1;
+    return ms > PREDICT_MS_MAX ? PREDICT_MS_MAX : (uint32_t)ms;
+}
+
+static void answer_waiting(struct berth_runtime *runtime, const struct berth_err *err)
+{
+    struct berth_link *link;
+    while ((link = berth_list_pop(&runtime->waiting)) != NULL) {
+        struct berth_ticket *ticket = BERTH_CONTAINER_OF(link, struct berth_ticket, link);
+        ticket->state = BERTH_TICKET_POSTED;
+        berth_ticket_answer(ticket, NULL, err);
+    }
+}
+
+static void refuse(struct berth_ticket *ticket, enum berth_code code, uint32_t retry_ms,
+                   const char *text)
+{
+    struct berth_err err = {0};
+    (void)berth_fail(&err, code, "%s", text);
+    err.retry_after_ms = retry_ms;
+    berth_ticket_answer(ticket, NULL, &err);
+}
+
+/* A load has ended: what was asked for meanwhile comes next; else those who wait are told. */
+static void try_after(struct berth_runtime *runtime, const struct berth_err *err)
+{
+    struct berth_model_spec *spec = runtime->after;
+    struct berth_err fault = {0};
+    runtime->after = NULL;
+    if (spec == NULL) {
+        berth_ops_settle(runtime, err);
+    } else if (berth_runtime_load(runtime, spec, &fault) != BERTH_OK) {
+        berth_ops_settle(runtime, &fault);
+    }
+}

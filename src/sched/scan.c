@@ -1,0 +1,313 @@
+/* scan.c - what a look at the repository changes: the catalogue, and by the control mode what is
+ * loaded, reloaded and unloaded (R8).
+ *
+ *     repository job -> descriptions of new specs (a worker's loader threads) -> the catalogue
+ *
+ * Specs are described before the catalogue shows them, so that whoever finds a model, cold or warm,
+ * finds its whole signature, and nothing writes to a spec that others read.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "sched/ops.h"
+
+static void deliver_job(struct berth_post *post);
+static void describe_found(struct berth_op *op);
+static void deliver_described(struct berth_post *post);
+static void apply(struct berth_op *op);
+static int compare_found(const void *a, const void *b);
+static void apply_found(struct berth_op *op, struct berth_repo_found *found);
+static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
+                         struct berth_runtime *in_use);
+static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
+                         struct berth_runtime *runtime);
+static void apply_cold(struct berth_op *op, struct berth_repo_found *found,
+                       struct berth_model *model);
+static struct berth_model_spec *stub(const struct berth_repo_found *found);
+static void unlist_missing(struct berth_op *op);
+static bool is_found(const struct berth_op *op, const struct berth_model *model);
+static bool wants_load(const struct berth_op *op, const char *name);
+static bool is_same(const struct berth_model_spec *a, const struct berth_model_spec *b);
+
+void berth_scan_start(struct berth_op *op)
+{
+    op->job = (struct berth_repo_job){
+        .post.deliver = deliver_job,
+        .reply = &op->sched->queue,
+        .kind = op->kind == BERTH_ADMIN_LOAD ? BERTH_REPO_READ : BERTH_REPO_SCAN,
+        .name = op->kind == BERTH_ADMIN_LOAD ? op->admin->name : NULL,
+        .config_json = op->kind == BERTH_ADMIN_LOAD ? op->admin->config_json : NULL,
+    };
+    op->job_out = true;
+    berth_repo_submit(op->sched->options.repo, &op->job);
+}
+
+static void deliver_job(struct berth_post *post)
+{
+    struct berth_repo_job *job = BERTH_CONTAINER_OF(post, struct berth_repo_job, post);
+    struct berth_op *op = BERTH_CONTAINER_OF(job, struct berth_op, job);
+    op->job_out = false;
+    if (job->err.code != BERTH_OK) {
+        berth_op_fail(op, &job->err);
+        if (op->admin == NULL) {
+            berth_log_err(BERTH_LOG_ERROR, "repo", 0, &job->err);
+        }
+        berth_op_check(op);
+        return;
+    }
+    describe_found(op);
+    if (op->describing == 0) {
+        apply(op);
+    }
+}
+
+static void describe_found(struct berth_op *op)
+{
+    struct berth_repo_job *job = &op->job;
+    if (job->found_count == 0 || op->sched->closing) {
+        return;
+    }
+    op->describes = berth_alloc(job->found_count * sizeof(*op->describes));
+    for (size_t i = 0; i < job->found_count; i++) {
+        struct berth_repo_found *found = &job->found[i];
+        if (found->spec == NULL || found->spec->completed) {
+            continue;
+        }
+        if (op->describes == NULL) {
+            (void)berth_fail(&found->err, BERTH_UNAVAILABLE, "out of memory");
+            continue;
+        }
+        op->describing++;
+        op->describes[i] = (struct berth_worker_msg){
+            .post.deliver = deliver_described,
+            .kind = BERTH_WORKER_DESCRIBE,
+            .spec = found->spec,
+            .state = op,
+        };
+        berth_worker_send(op->sched->devices[0].worker, &op->describes[i]);
+    }
+}
+
+static void deliver_described(struct berth_post *post)
+{
+    struct berth_worker_msg *msg = BERTH_CONTAINER_OF(post, struct berth_worker_msg, post);
+    struct berth_op *op = msg->state;
+    op->job.found[msg - op->describes].err = msg->err;
+    op->describing--;
+    if (op->describing == 0) {
+        apply(op);
+    }
+}
+
+static void apply(struct berth_op *op)
+{
+    struct berth_repo_job *job = &op->job;
+    op->waiting++; /* so that nothing ends it half-way */
+    if (!op->sched->closing) {
+        if (job->found_count > 1) {
+            qsort(job->found, job->found_count, sizeof(*job->found), compare_found);
+        }
+        for (size_t i = 0; i < job->found_count; i++) {
+            apply_found(op, &job->found[i]);
+        }
+        unlist_missing(op);
+    }
+    berth_repo_job_finish(job);
+    job->found = NULL;
+    job->found_count = 0;
+    op->waiting--;
+    berth_op_check(op);
+}
+
+static int compare_found(const void *a, const void *b)
+{
+    const struct berth_repo_found *left = a;
+    const struct berth_repo_found *right = b;
+    int order = strcmp(left->name, right->name);
+    return order != 0 ? order : (left->version > right->version) - (left->version < right->version);
+}
+
+static void apply_found(struct berth_op *op, struct berth_repo_found *found)
+{
+    struct berth_model *model =
+        berth_catalog_find(op->sched->options.catalog, found->name, found->version);
+    struct berth_runtime *in_use = model == NULL ? NULL : model->sched_state;
+    if (in_use != NULL && in_use->current == NULL && in_use->next == NULL) {
+        in_use = NULL;
+    }
+    if (found->spec == NULL || found->err.code != BERTH_OK) {
+        apply_broken(op, found, in_use);
+    } else if (in_use != NULL) {
+        apply_in_use(op, found, in_use);
+    } else {
+        apply_cold(op, found, model);
+    }
+    berth_model_release(model);
+}
+
+/* What serves goes on; else the catalogue shows the model as failed, with the reason. */
+static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
+                         struct berth_runtime *in_use)
+{
+    struct berth_err err = {0};
+    struct berth_model *model = NULL;
+    berth_log_err(BERTH_LOG_WARN, "repo", 0, &found->err);
+    if (op->kind == BERTH_ADMIN_LOAD) {
+        berth_op_fail(op, &found->err);
+    }
+    if (in_use != NULL) {
+        return;
+    }
+    struct berth_model_spec *spec = found->spec != NULL ? found->spec : stub(found);
+    found->spec = NULL;
+    if (spec == NULL ||
+        berth_catalog_put(op->sched->options.catalog, spec, &model, &err) != BERTH_OK) {
+        berth_spec_release(spec);
+        return;
+    }
+    atomic_store(&model->listed, true);
+    atomic_store(&model->t_retry_ns, UINT64_MAX); /* until its files change */
+    berth_model_set_state(model, BERTH_STATE_FAILED, found->err.msg);
+    berth_model_release(model);
+}
+
+static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
+                         struct berth_runtime *runtime)
+{
+    const struct berth_model_spec *present =
+        runtime->next != NULL ? runtime->next->spec : runtime->current->spec;
+    bool same = !op->has_override && is_same(present, found->spec);
+    atomic_store(&runtime->model->listed, true);
+    if (op->kind == BERTH_ADMIN_LOAD && !same) {
+        struct berth_model_spec *spec = found->spec;
+        found->spec = NULL;
+        berth_op_load(op, runtime, spec);
+    } else if (op->kind == BERTH_ADMIN_SCAN && !same && found->spec->files_stamp != 0 &&
+               op->sched->options.mode == BERTH_CONTROL_POLL) {
+        struct berth_model_spec *spec = found->spec;
+        found->spec = NULL;
+        berth_op_load(op, runtime, spec);
+    } else if (runtime->next != NULL && wants_load(op, found->name)) {
+        berth_op_wait(op, runtime);
+    }
+}
+
+static void apply_cold(struct berth_op *op, struct berth_repo_found *found,
+                       struct berth_model *model)
+{
+    struct berth_err err = {0};
+    struct berth_sched *sched = op->sched;
+    struct berth_model *put = NULL;
+    struct berth_model_spec *before = model == NULL ? NULL : berth_model_spec(model);
+    bool same = before != NULL && is_same(before, found->spec);
+    berth_spec_release(before);
+    if (berth_catalog_put(sched->options.catalog, found->spec, &put, &err) != BERTH_OK) {
+        berth_op_fail(op, &err);
+        return;
+    }
+    found->spec = NULL;
+    atomic_store(&put->listed, true);
+    bool failed = berth_model_state(put) == BERTH_STATE_FAILED;
+    if (failed && !same) {
+        atomic_store(&put->t_retry_ns, 0);
+        berth_model_set_state(put, BERTH_STATE_COLD, "");
+        failed = false;
+    }
+    bool wait_on = failed && op->kind == BERTH_ADMIN_SCAN &&
+                   sched->now_ns < atomic_load(&put->t_retry_ns); /* R9 */
+    if (wants_load(op, put->name) && !wait_on) {
+        struct berth_runtime *runtime = berth_runtime_of(sched, put);
+        if (runtime == NULL) {
+            (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
+            berth_op_fail(op, &err);
+        } else {
+            if (!same) {
+                runtime->failures = 0;
+                runtime->bytes_measured = 0;
+            }
+            berth_op_load(op, runtime, berth_model_spec(put));
+        }
+    }
+    berth_model_release(put);
+}
+
+/* A model whose config could not be read has a name and a version, no more. */
+static struct berth_model_spec *stub(const struct berth_repo_found *found)
+{
+    struct berth_model_spec *spec = berth_spec_create();
+    if (spec == NULL) {
+        return NULL;
+    }
+    spec->name = berth_arena_strdup(&spec->arena, found->name);
+    spec->version = found->version;
+    spec->engine = "";
+    spec->backend = "";
+    spec->platform = "";
+    spec->default_model_filename = "";
+    spec->folder = "";
+    spec->folder_version = "";
+    spec->task = "";
+    if (spec->name == NULL) {
+        berth_spec_release(spec);
+        return NULL;
+    }
+    return spec;
+}
+
+/* What is gone from the repository, or from what its version policy serves. */
+static void unlist_missing(struct berth_op *op)
+{
+    struct berth_model **models = NULL;
+    size_t count = 0;
+    if (!berth_catalog_list(op->sched->options.catalog, &models, &count)) {
+        return; /* the next scan will */
+    }
+    for (size_t i = 0; i < count; i++) {
+        struct berth_model *model = models[i];
+        bool judged = op->kind == BERTH_ADMIN_SCAN || strcmp(model->name, op->job.name) == 0;
+        if (judged && atomic_load(&model->listed) && !is_found(op, model)) {
+            atomic_store(&model->listed, false);
+            struct berth_runtime *runtime = model->sched_state;
+            bool unload = op->kind == BERTH_ADMIN_LOAD ||
+                          op->sched->options.mode == BERTH_CONTROL_POLL;
+            if (unload && runtime != NULL) {
+                berth_log_info("sched", 0, "gone from the repository model=%s version=%" PRIu64,
+                               model->name, model->version);
+                berth_runtime_unload(runtime);
+            }
+        }
+        berth_model_release(model);
+    }
+    berth_free(models);
+}
+
+static bool is_found(const struct berth_op *op, const struct berth_model *model)
+{
+    struct berth_repo_found key = {.name = (char *)(uintptr_t)model->name,
+                                   .version = model->version};
+    return op->job.found_count > 0 &&
+           bsearch(&key, op->job.found, op->job.found_count, sizeof(key), compare_found) != NULL;
+}
+
+static bool wants_load(const struct berth_op *op, const char *name)
+{
+    const struct berth_sched_options *options = &op->sched->options;
+    if (op->kind == BERTH_ADMIN_LOAD || options->mode == BERTH_CONTROL_NONE ||
+        options->mode == BERTH_CONTROL_POLL) {
+        return true;
+    }
+    for (size_t i = 0; op->at_start && i < options->load_model_count; i++) {
+        if (strcmp(options->load_models[i], "*") == 0 ||
+            strcmp(options->load_models[i], name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool is_same(const struct berth_model_spec *a, const struct berth_model_spec *b)
+{
+    return a->files_stamp != 0 && a->files_stamp == b->files_stamp;
+}

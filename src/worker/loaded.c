@@ -1,0 +1,227 @@
+/* loaded.c - one model loaded in this process: its engine model, its instances, and the work that
+ * messages ask of them. The thread worker and, later, worker processes run the same code.
+ *
+ * A row's part is made here before execute, so that engines only fill it in; parts of rows that
+ * failed are destroyed here, so that what travels home is either a part or an error.
+ */
+#include "worker/worker.h"
+
+#include <inttypes.h>
+
+#include "base/mem.h"
+#include "worker/warmup.h"
+
+struct berth_loaded {
+    const struct berth_engine_ops *engine;
+    struct berth_model_spec *spec;         /* retained */
+    struct berth_engine_model *model;      /* owned */
+    struct berth_instance **instances;     /* owned */
+    uint32_t instance_count;
+    uint32_t slots;
+};
+
+static enum berth_code make_instances(struct berth_loaded *loaded, uint32_t count,
+                                      struct berth_err *err);
+static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *slabs,
+                               struct berth_model *model, struct berth_err *err);
+static void run_batch(struct berth_loaded *loaded, struct berth_worker_msg *msg);
+static void run_step(struct berth_loaded *loaded, struct berth_worker_msg *msg);
+static void destroy_parts(struct berth_batch *batch);
+static void destroy_events(struct berth_step_result *step);
+
+enum berth_code berth_loaded_describe(const struct berth_engine_ops *engine,
+                                      struct berth_model_spec *spec, struct berth_err *err)
+{
+    if (engine == NULL) {
+        return berth_fail(err, BERTH_UNSUPPORTED, "model '%s' needs engine '%s', which this build "
+                          "does not have", spec->name,
+                          spec->engine == NULL ? "" : spec->engine);
+    }
+    if (spec->completed) {
+        return BERTH_OK;
+    }
+    BERTH_TRY(engine->describe(spec, err));
+    spec->completed = true;
+    return BERTH_OK;
+}
+
+enum berth_code berth_loaded_create(const struct berth_engine_ops *engine,
+                                    struct berth_slabs *slabs, struct berth_worker_msg *msg,
+                                    struct berth_loaded **out, struct berth_err *err)
+{
+    struct berth_span no_weights = {.fd = -1};
+    BERTH_TRY(berth_loaded_describe(engine, msg->spec, err));
+    struct berth_loaded *loaded = berth_alloc(sizeof(*loaded));
+    if (loaded == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "out of memory");
+    }
+    loaded->engine = engine;
+    loaded->spec = berth_spec_retain(msg->spec);
+    enum berth_code code = engine->model_attach(loaded->spec, no_weights, &loaded->model, err);
+    if (code != BERTH_OK) {
+        goto out;
+    }
+    code = make_instances(loaded, berth_worker_instances(msg->worker, loaded->spec), err);
+    if (code != BERTH_OK) {
+        goto out;
+    }
+    loaded->slots = loaded->spec->batch_size_max == 0 ? 1 : UINT32_MAX;
+    if (loaded->spec->batch_size_max < UINT32_MAX && loaded->spec->batch_size_max > 0) {
+        loaded->slots = (uint32_t)loaded->spec->batch_size_max;
+    }
+    if (loaded->spec->run_mode == BERTH_RUN_STEPS && engine->slots != NULL) {
+        loaded->slots = engine->slots(loaded->model);
+    }
+    code = warm_up(loaded, slabs, msg->model, err);
+    if (code != BERTH_OK) {
+        goto out;
+    }
+    msg->bytes_used = engine->model_bytes(loaded->model);
+    msg->instance_count = loaded->instance_count;
+    msg->slots = loaded->slots;
+    *out = loaded;
+    loaded = NULL;
+out:
+    berth_loaded_destroy(loaded);
+    return code;
+}
+
+void berth_loaded_destroy(struct berth_loaded *loaded)
+{
+    if (loaded == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < loaded->instance_count; i++) {
+        loaded->engine->instance_destroy(loaded->instances[i]);
+    }
+    berth_free(loaded->instances);
+    loaded->engine->model_detach(loaded->model);
+    berth_spec_release(loaded->spec);
+    berth_free(loaded);
+}
+
+void berth_loaded_run(struct berth_loaded *loaded, struct berth_worker_msg *msg)
+{
+    if (msg->instance >= loaded->instance_count) {
+        (void)berth_fail(&msg->err, BERTH_INTERNAL, "model '%s' has no instance %" PRIu32,
+                         loaded->spec->name, msg->instance);
+    } else if (msg->kind == BERTH_WORKER_STEP) {
+        run_step(loaded, msg);
+    } else {
+        run_batch(loaded, msg);
+    }
+}
+
+static enum berth_code make_instances(struct berth_loaded *loaded, uint32_t count,
+                                      struct berth_err *err)
+{
+    loaded->instances = berth_alloc(count * sizeof(*loaded->instances));
+    if (loaded->instances == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "out of memory");
+    }
+    for (; loaded->instance_count < count; loaded->instance_count++) {
+        BERTH_TRY(loaded->engine->instance_create(loaded->model, loaded->instance_count,
+                                                  &loaded->instances[loaded->instance_count],
+                                                  err));
+    }
+    return BERTH_OK;
+}
+
+/* Each sample of the config's model_warmup, on each instance, as often as it says. */
+static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *slabs,
+                               struct berth_model *model, struct berth_err *err)
+{
+    for (size_t i = 0; i < loaded->spec->warmup_count; i++) {
+        const struct berth_warmup *sample = &loaded->spec->warmups[i];
+        struct berth_request *request = NULL;
+        BERTH_TRY(berth_warmup_make(loaded->spec, sample, slabs, &request, err));
+        request->model = model;
+        enum berth_code code = BERTH_OK;
+        uint32_t times = sample->count == 0 ? 1 : sample->count;
+        for (uint32_t n = 0; n < times && code == BERTH_OK; n++) {
+            for (uint32_t at = 0; at < loaded->instance_count && code == BERTH_OK; at++) {
+                code = berth_warmup_run(loaded->engine, loaded->spec, loaded->instances[at],
+                                        request, err);
+            }
+        }
+        berth_request_release(request);
+        if (code != BERTH_OK) {
+            return code;
+        }
+    }
+    return BERTH_OK;
+}
+
+static void run_batch(struct berth_loaded *loaded, struct berth_worker_msg *msg)
+{
+    for (size_t i = 0; i < msg->batch.row_count; i++) {
+        struct berth_row *row = &msg->batch.rows[i];
+        row->err.code = BERTH_OK;
+        row->part = berth_part_create(row->request);
+        if (row->part == NULL) {
+            (void)berth_fail(&msg->err, BERTH_UNAVAILABLE, "out of memory");
+        }
+    }
+    if (msg->err.code == BERTH_OK) {
+        msg->err.code = loaded->engine->execute(loaded->instances[msg->instance], &msg->batch,
+                                                &msg->err);
+    }
+    if (msg->err.code != BERTH_OK) {
+        destroy_parts(&msg->batch);
+        return;
+    }
+    for (size_t i = 0; i < msg->batch.row_count; i++) {
+        if (msg->batch.rows[i].err.code != BERTH_OK) {
+            berth_part_destroy(msg->batch.rows[i].part);
+            msg->batch.rows[i].part = NULL;
+        }
+    }
+}
+
+static void run_step(struct berth_loaded *loaded, struct berth_worker_msg *msg)
+{
+    struct berth_instance *instance = loaded->instances[msg->instance];
+    msg->step->event_count = 0;
+    msg->step->live = 0;
+    msg->step->steps = 0;
+    for (size_t i = 0; i < msg->drop_count; i++) {
+        loaded->engine->drop(instance, msg->drops[i]);
+    }
+    for (size_t i = 0; i < msg->batch.row_count; i++) {
+        msg->batch.rows[i].part = NULL;
+        msg->batch.rows[i].err.code = BERTH_OK;
+    }
+    if (msg->batch.row_count > 0) {
+        struct berth_err err = {0};
+        enum berth_code code =
+            loaded->engine->admit(instance, msg->batch.rows, msg->batch.row_count, &err);
+        for (size_t i = 0; i < msg->batch.row_count && code != BERTH_OK; i++) {
+            msg->batch.rows[i].err = err; /* none of them got in; those inside go on */
+            msg->batch.rows[i].err.code = code;
+        }
+    }
+    if (msg->budget_ns == 0) {
+        return;
+    }
+    msg->err.code = loaded->engine->step(instance, msg->budget_ns, msg->step, &msg->err);
+    if (msg->err.code != BERTH_OK) {
+        destroy_events(msg->step);
+    }
+}
+
+static void destroy_parts(struct berth_batch *batch)
+{
+    for (size_t i = 0; i < batch->row_count; i++) {
+        berth_part_destroy(batch->rows[i].part);
+        batch->rows[i].part = NULL;
+    }
+}
+
+static void destroy_events(struct berth_step_result *step)
+{
+    for (size_t i = 0; i < step->event_count; i++) {
+        berth_part_destroy(step->events[i].part);
+        step->events[i].part = NULL;
+    }
+    step->event_count = 0;
+}
