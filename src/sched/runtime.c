@@ -162,10 +162,10 @@ void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err 
 {
     struct berth_model *model = runtime->model;
     struct berth_sched *sched = runtime->sched;
-    struct berth_err out = *err;
-    out.field = NULL;
-    snprintf(out.msg, sizeof(out.msg), "model '%.80s' could not be loaded: %.130s", model->name,
-             err->msg);
+    struct berth_err out = {0};
+    (void)berth_fail(&out, err->code, "model '%.80s' could not be loaded: %.130s", model->name,
+                     err->msg);
+    out.retry_after_ms = err->retry_after_ms;
     if (!refused) { /* R9 */
         uint32_t doublings = runtime->failures < BACKOFF_DOUBLINGS_MAX ? runtime->failures
                                                                        : BACKOFF_DOUBLINGS_MAX;
