@@ -10,6 +10,7 @@
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
@@ -295,7 +296,7 @@ static enum berth_code split_address(const char *address, char *host, char *port
     }
     size_t digits = colon == NULL ? 0 : strspn(colon + 1, "0123456789");
     if (digits == 0 || digits > 5 || colon[1 + digits] != '\0' || start == end ||
-        end - start >= HOST_MAX) {
+        end - start >= HOST_MAX || strtoul(colon + 1, NULL, 10) > UINT16_MAX) {
         return berth_fail_field(err, BERTH_INVALID, "listen",
                                 "cannot listen on %s: not ADDR:PORT or [ADDR]:PORT", address);
     }

@@ -350,7 +350,7 @@ static void end_strings(struct split *split)
     ((char *)split->target)[split->target_length] = '\0';
     for (size_t i = 0; i < head->field_count; i++) {
         ((char *)head->fields[i].name)[split->name_lengths[i]] = '\0';
-        if (head->fields[i].value == NULL) {
+        if (split->value_lengths[i] == 0) { /* the library may point at the next line then */
             head->fields[i].value = "";
             continue;
         }

@@ -123,11 +123,12 @@ static inline void script_head(void *subject, struct berth_exchange *exchange)
     struct script *script = subject;
     const char *path = berth_http_path(exchange);
     atomic_fetch_add(&script->heads, 1);
-    if (strcmp(path, "/echo") == 0) {
+    if (strcmp(path, "/echo") == 0 || strcmp(path, "/hold") == 0 ||
+        strcmp(path, "/early") == 0) {
         berth_http_accept_body(exchange, UINT64_C(1) << 30, false);
     } else if (strcmp(path, "/private") == 0) {
         berth_http_accept_body(exchange, UINT64_C(1) << 30, true);
-    } else if (strcmp(path, "/small") == 0 || strcmp(path, "/early") == 0) {
+    } else if (strcmp(path, "/small") == 0) {
         berth_http_accept_body(exchange, 100000, false);
     } else if (strcmp(path, "/refuse") == 0) {
         script_text(exchange, 413, "too large");
@@ -185,6 +186,9 @@ static inline void script_end(void *subject, struct berth_exchange *exchange)
                                        .content_type = "application/octet-stream"};
     struct berth_range whole;
     atomic_fetch_add(&script->ends, 1);
+    if (strcmp(berth_http_path(exchange), "/hold") == 0) {
+        return; /* until the client is gone */
+    }
     struct job *job = berth_alloc(sizeof(*job));
     if (job == NULL) {
         script_text(exchange, 503, "no memory");
@@ -265,6 +269,8 @@ static inline void script_stop(struct script *script)
     berth_slabs_destroy(script->slabs);
 }
 
+static int client_receive_bytes; /* 0: the system's choice */
+
 static inline int client_connect(struct script *script)
 {
     struct sockaddr_in to = {.sin_family = AF_INET,
@@ -274,6 +280,9 @@ static inline int client_connect(struct script *script)
     int on = 1;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_true(fd >= 0);
+    if (client_receive_bytes > 0) {
+        setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &client_receive_bytes, sizeof(client_receive_bytes));
+    }
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait));
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof(wait));
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
