@@ -361,8 +361,8 @@ static void settle_waits(struct berth_runtime *runtime, bool unloads, const stru
         berth_list_remove(&wait->link);
         berth_free(wait);
         op->waiting--;
-        if (err != NULL && err->code != BERTH_OK) {
-            berth_op_fail(op, err);
+        if (err != NULL && err->code != BERTH_OK && op->kind != BERTH_ADMIN_SCAN) {
+            berth_op_fail(op, err); /* a scan did what it should; the model's state tells the rest */
         }
         berth_op_check(op);
     }
