@@ -32,7 +32,7 @@ struct berth_repo_job {
     struct berth_queue *reply;
     enum berth_repo_kind kind;
     const char *name;        /* READ: one model; borrows until the job is back */
-    const char *config_json; /* READ: config that replaces the file's (load API's override), or NULL */
+    const char *config_json; /* config that replaces the file's (load API's override), or NULL */
     /* Results. */
     struct berth_err err;    /* of the whole job: no such model, unreadable folder */
     struct berth_repo_found *found;
@@ -44,13 +44,14 @@ struct berth_repo;
 /* path must be a readable folder. */
 enum berth_code berth_repo_open(const char *path, struct berth_repo **out,
                                 struct berth_err *err) BERTH_MUST_USE;
-void berth_repo_close(struct berth_repo *repo); /* NULL is fine; jobs under way are finished first */
+/* NULL is fine; jobs under way are finished first. */
+void berth_repo_close(struct berth_repo *repo);
 void berth_repo_submit(struct berth_repo *repo, struct berth_repo_job *job); /* lends job */
 void berth_repo_job_finish(struct berth_repo_job *job); /* frees the results */
 /* The same at once, on the caller's thread (command line, tests). */
 void berth_repo_run(struct berth_repo *repo, struct berth_repo_job *job);
-/* A model name is 1..255 bytes of printable UTF-8 without '/', '\\', control bytes, not "." or "..",
- * no leading dot. INVALID otherwise. */
+/* A model name is 1..255 bytes of printable UTF-8 without '/', '\\' and control bytes, and has no
+ * leading dot. INVALID otherwise. */
 enum berth_code berth_repo_check_name(const char *name, size_t length, struct berth_err *err)
     BERTH_MUST_USE;
 

@@ -1,0 +1,349 @@
+/* config_json.c - what GET /v2/models/NAME/config answers: Triton's keys, order and defaults.
+ *
+ * As Triton, every scalar, list and map of a message is there, also when nobody set it; messages
+ * only when they were set, but for three (the table's `absent`). What describe completed comes from
+ * the spec: names, batch size, inputs and outputs, dynamic batching, instance groups.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/buf.h"
+#include "base/mem.h"
+#include "model/config_tree.h"
+
+static void write_message(struct berth_buf *out, const struct berth_config_message *table,
+                          const struct berth_config_node *message);
+static bool write_field(struct berth_buf *out, const struct berth_config_field *field,
+                        const struct berth_config_node *message, bool first);
+static void write_value(struct berth_buf *out, const struct berth_config_field *field,
+                        const struct berth_config_node *node);
+static void write_map(struct berth_buf *out, const struct berth_config_field *field,
+                      const struct berth_config_node *message);
+static bool write_from_spec(struct berth_buf *out, const struct berth_model_spec *spec,
+                            const char *name);
+static void write_io(struct berth_buf *out, const struct berth_io *io, bool is_input);
+static void write_dims(struct berth_buf *out, const char *key, const int64_t *dims, uint8_t rank);
+static void write_dynamic(struct berth_buf *out, const struct berth_model_spec *spec,
+                          const struct berth_config_node *node);
+static void write_groups(struct berth_buf *out, const struct berth_model_spec *spec);
+static void write_group(struct berth_buf *out, const struct berth_model_spec *spec,
+                        const struct berth_config_node *node, size_t index);
+static void write_text(struct berth_buf *out, const char *key, const char *text);
+
+char *berth_spec_config_json(const struct berth_model_spec *spec)
+{
+    struct berth_buf out = {0};
+    bool first = true;
+    berth_buf_puts(&out, "{");
+    for (size_t i = 0; i < berth_config_model.field_count; i++) {
+        const struct berth_config_field *field = &berth_config_model.fields[i];
+        size_t before = out.length;
+        if (!first) {
+            berth_buf_puts(&out, ",");
+        }
+        size_t start = out.length;
+        if (!write_from_spec(&out, spec, field->name)) {
+            write_field(&out, field, spec->config, true);
+        }
+        if (out.length == start) { /* left out: so is its comma */
+            out.length = before;
+        } else {
+            first = false;
+        }
+    }
+    berth_buf_puts(&out, "}");
+    return berth_buf_release(&out, NULL);
+}
+
+static void write_message(struct berth_buf *out, const struct berth_config_message *table,
+                          const struct berth_config_node *message)
+{
+    bool first = true;
+    berth_buf_puts(out, "{");
+    for (size_t i = 0; i < table->field_count; i++) {
+        first = !write_field(out, &table->fields[i], message, first) && first;
+    }
+    berth_buf_puts(out, "}");
+}
+
+static void write_key(struct berth_buf *out, const char *name, bool first)
+{
+    berth_buf_printf(out, "%s\"%s\":", first ? "" : ",", name);
+}
+
+/* false: the field is left out. */
+static bool write_field(struct berth_buf *out, const struct berth_config_field *field,
+                        const struct berth_config_node *message, bool first)
+{
+    const struct berth_config_node *node = berth_config_find(message, field->name);
+    if (field->label == BERTH_CONFIG_MAP) {
+        write_key(out, field->name, first);
+        write_map(out, field, message);
+        return true;
+    }
+    if (field->label == BERTH_CONFIG_MANY) {
+        write_key(out, field->name, first);
+        berth_buf_puts(out, "[");
+        for (bool item_first = true; node != NULL; node = berth_config_again(node)) {
+            berth_buf_puts(out, item_first ? "" : ",");
+            write_value(out, field, node);
+            item_first = false;
+        }
+        berth_buf_puts(out, "]");
+        return true;
+    }
+    bool is_message = field->type == BERTH_CONFIG_MESSAGE;
+    if (node == NULL && (is_message || field->choice != 0)) {
+        if (field->absent != NULL) {
+            write_key(out, field->name, first);
+            berth_buf_puts(out, field->absent);
+        }
+        return field->absent != NULL;
+    }
+    write_key(out, field->name, first);
+    write_value(out, field, node);
+    return true;
+}
+
+static void write_real(struct berth_buf *out, double value, int digits)
+{
+    if (isnan(value)) {
+        berth_buf_puts(out, "\"NaN\"");
+    } else if (isinf(value)) {
+        berth_buf_puts(out, value < 0 ? "\"-Infinity\"" : "\"Infinity\"");
+    } else {
+        berth_buf_printf(out, "%.*g", digits, value);
+    }
+}
+
+/* node NULL: the default of the field's type. */
+static void write_value(struct berth_buf *out, const struct berth_config_field *field,
+                        const struct berth_config_node *node)
+{
+    switch (field->type) {
+    case BERTH_CONFIG_STRING:
+        berth_buf_json_string(out, node == NULL ? "" : node->text,
+                              node == NULL ? 0 : node->length);
+        break;
+    case BERTH_CONFIG_BOOL:
+        berth_buf_puts(out, node != NULL && node->value.boolean ? "true" : "false");
+        break;
+    case BERTH_CONFIG_INT32:
+    case BERTH_CONFIG_INT64:
+        berth_buf_printf(out, "%lld", node == NULL ? 0LL : (long long)node->value.integer);
+        break;
+    case BERTH_CONFIG_UINT32:
+    case BERTH_CONFIG_UINT64:
+        berth_buf_printf(out, "%llu",
+                         node == NULL ? 0ULL : (unsigned long long)node->value.unsigned_integer);
+        break;
+    case BERTH_CONFIG_FLOAT:
+        write_real(out, node == NULL ? 0 : node->value.real, 9);
+        break;
+    case BERTH_CONFIG_DOUBLE:
+        write_real(out, node == NULL ? 0 : node->value.real, 17);
+        break;
+    case BERTH_CONFIG_ENUM:
+        berth_buf_printf(out, "\"%s\"",
+                         field->values[node == NULL ? 0 : (size_t)node->value.integer]);
+        break;
+    case BERTH_CONFIG_MESSAGE:
+        write_message(out, field->message, node);
+        break;
+    }
+}
+
+/* Is there a later entry with the same key? Then that one counts, as protobuf has it. */
+static bool entry_shadowed(const struct berth_config_node *entry,
+                           const struct berth_config_node *key)
+{
+    const char *text = key == NULL ? "" : key->text;
+    for (const struct berth_config_node *later = berth_config_again(entry); later != NULL;
+         later = berth_config_again(later)) {
+        const struct berth_config_node *other = berth_config_find(later, "key");
+        if (strcmp(other == NULL ? "" : other->text, text) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void write_map(struct berth_buf *out, const struct berth_config_field *field,
+                      const struct berth_config_node *message)
+{
+    bool first = true;
+    berth_buf_puts(out, "{");
+    for (const struct berth_config_node *entry = berth_config_find(message, field->name);
+         entry != NULL; entry = berth_config_again(entry)) {
+        const struct berth_config_node *key = berth_config_find(entry, "key");
+        const struct berth_config_node *value = berth_config_find(entry, "value");
+        if (entry_shadowed(entry, key)) {
+            continue;
+        }
+        berth_buf_puts(out, first ? "" : ",");
+        first = false;
+        berth_buf_json_string(out, key == NULL ? "" : key->text, key == NULL ? 0 : key->length);
+        berth_buf_puts(out, ":");
+        write_value(out, &field->message->fields[1], value);
+    }
+    berth_buf_puts(out, "}");
+}
+
+/* What the spec knows better than the text; false: it is not such a field. */
+static bool write_from_spec(struct berth_buf *out, const struct berth_model_spec *spec,
+                            const char *name)
+{
+    const struct berth_config_node *dynamic = berth_config_find(spec->config, "dynamic_batching");
+    if (strcmp(name, "name") == 0) {
+        write_text(out, name, spec->name);
+    } else if (strcmp(name, "platform") == 0) {
+        write_text(out, name, spec->platform);
+    } else if (strcmp(name, "backend") == 0) {
+        write_text(out, name, spec->backend);
+    } else if (strcmp(name, "default_model_filename") == 0) {
+        write_text(out, name, spec->default_model_filename);
+    } else if (strcmp(name, "max_batch_size") == 0) {
+        berth_buf_printf(out, "\"max_batch_size\":%llu",
+                         (unsigned long long)spec->batch_size_max);
+    } else if (strcmp(name, "input") == 0 || strcmp(name, "output") == 0) {
+        bool is_input = name[0] == 'i';
+        const struct berth_io *ios = is_input ? spec->inputs : spec->outputs;
+        size_t count = is_input ? spec->input_count : spec->output_count;
+        berth_buf_printf(out, "\"%s\":[", name);
+        for (size_t i = 0; i < count; i++) {
+            berth_buf_puts(out, i == 0 ? "" : ",");
+            write_io(out, &ios[i], is_input);
+        }
+        berth_buf_puts(out, "]");
+    } else if (strcmp(name, "dynamic_batching") == 0) {
+        if (spec->batching == BERTH_BATCHING_DYNAMIC) {
+            write_dynamic(out, spec, dynamic);
+        }
+    } else if (strcmp(name, "instance_group") == 0) {
+        write_groups(out, spec);
+    } else {
+        return false;
+    }
+    return true;
+}
+
+static const char *flag(bool value)
+{
+    return value ? "true" : "false";
+}
+
+static void write_io(struct berth_buf *out, const struct berth_io *io, bool is_input)
+{
+    bool is_bytes = io->dtype == BERTH_DTYPE_BYTES;
+    berth_buf_puts(out, "{");
+    write_text(out, "name", io->name);
+    berth_buf_printf(out, ",\"data_type\":\"TYPE_%s\",",
+                     is_bytes ? "STRING" : berth_dtype_name(io->dtype));
+    if (is_input) {
+        write_text(out, "format", io->format == NULL ? "FORMAT_NONE" : io->format);
+        berth_buf_puts(out, ",");
+    }
+    write_dims(out, "dims", io->dims, io->rank);
+    if (io->has_reshape) {
+        berth_buf_puts(out, ",\"reshape\":{");
+        write_dims(out, "shape", io->reshape_dims, io->reshape_rank);
+        berth_buf_puts(out, "}");
+    }
+    if (!is_input) {
+        berth_buf_puts(out, ",");
+        write_text(out, "label_filename", io->label_filename);
+    }
+    berth_buf_printf(out, ",\"is_shape_tensor\":%s", flag(io->is_shape_tensor));
+    if (is_input) {
+        berth_buf_printf(out, ",\"allow_ragged_batch\":%s,\"optional\":%s",
+                         flag(io->allow_ragged_batch), flag(io->optional));
+    }
+    berth_buf_puts(out, ",\"is_non_linear_format_io\":false}");
+}
+
+static void write_dims(struct berth_buf *out, const char *key, const int64_t *dims, uint8_t rank)
+{
+    berth_buf_printf(out, "\"%s\":[", key);
+    for (size_t i = 0; i < rank; i++) {
+        berth_buf_printf(out, "%s%lld", i == 0 ? "" : ",", (long long)dims[i]);
+    }
+    berth_buf_puts(out, "]");
+}
+
+/* Where no preferred sizes are given, Triton shows the largest batch as the one that is. */
+static void write_dynamic(struct berth_buf *out, const struct berth_model_spec *spec,
+                          const struct berth_config_node *node)
+{
+    bool first = true;
+    berth_buf_puts(out, "\"dynamic_batching\":{");
+    for (size_t i = 0; i < berth_config_dynamic.field_count; i++) {
+        const struct berth_config_field *field = &berth_config_dynamic.fields[i];
+        if (strcmp(field->name, "preferred_batch_size") == 0 &&
+            spec->dynamic.preferred_count == 0 && spec->batch_size_max > 0) {
+            berth_buf_printf(out, "\"preferred_batch_size\":[%llu]",
+                             (unsigned long long)spec->batch_size_max);
+            first = false;
+        } else {
+            first = !write_field(out, field, node, first) && first;
+        }
+    }
+    berth_buf_puts(out, "}");
+}
+
+static void write_groups(struct berth_buf *out, const struct berth_model_spec *spec)
+{
+    const struct berth_config_node *node = berth_config_find(spec->config, "instance_group");
+    size_t index = 0;
+    berth_buf_puts(out, "\"instance_group\":[");
+    if (node == NULL) {
+        write_group(out, spec, NULL, 0);
+    }
+    for (; node != NULL; node = berth_config_again(node)) {
+        berth_buf_puts(out, index == 0 ? "" : ",");
+        write_group(out, spec, node, index++);
+    }
+    berth_buf_puts(out, "]");
+}
+
+/* Triton names a group MODEL_INDEX, its own default group MODEL, and says the kind it came to. */
+static void write_group(struct berth_buf *out, const struct berth_model_spec *spec,
+                        const struct berth_config_node *node, size_t index)
+{
+    const struct berth_config_field *group = NULL;
+    const char *name = berth_config_string(node, "name");
+    bool first = true;
+    for (size_t i = 0; i < berth_config_model.field_count && group == NULL; i++) {
+        if (strcmp(berth_config_model.fields[i].name, "instance_group") == 0) {
+            group = &berth_config_model.fields[i];
+        }
+    }
+    berth_buf_puts(out, "{");
+    for (size_t i = 0; group != NULL && i < group->message->field_count; i++) {
+        const struct berth_config_field *field = &group->message->fields[i];
+        if (strcmp(field->name, "name") == 0 && name[0] == '\0') {
+            struct berth_buf made = {0};
+            berth_buf_puts(&made, spec->name);
+            if (node != NULL) {
+                berth_buf_printf(&made, "_%zu", index);
+            }
+            write_text(out, "name", berth_buf_text(&made));
+            out->failed = out->failed || made.failed;
+            berth_buf_finish(&made);
+        } else if (strcmp(field->name, "kind") == 0 && berth_config_integer(node, "kind") == 0) {
+            berth_buf_puts(out, ",\"kind\":\"KIND_CPU\"");
+        } else if (strcmp(field->name, "count") == 0 && berth_config_integer(node, "count") == 0) {
+            berth_buf_puts(out, ",\"count\":1");
+        } else {
+            first = i == 0;
+            write_field(out, field, node, first);
+        }
+    }
+    berth_buf_puts(out, "}");
+}
+
+static void write_text(struct berth_buf *out, const char *key, const char *text)
+{
+    const char *value = text == NULL ? "" : text;
+    berth_buf_printf(out, "\"%s\":", key);
+    berth_buf_json_string(out, value, strlen(value));
+}
