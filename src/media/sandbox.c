@@ -169,7 +169,7 @@ static int add_rules(scmp_filter_ctx filter)
     }
     if (status == 0) {
         status = seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(tgkill), 1,
-                                  SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)getpid()));
+                                  SCMP_A0(SCMP_CMP_EQ, (scmp_datum_t)getpid(), 0));
     }
     return status;
 }
