@@ -724,8 +724,8 @@ static void test_allocation_failures(void **state)
     static const char *const requests[] = {
         GET("/x") GET("/stream") GET("/headers"),
         "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
-        "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-        "3\r\nabc\r\n0\r\n\r\n",
+        ("POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+         "3\r\nabc\r\n0\r\n\r\n"),
         "POST /private HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
         "GET / HTTP/1.1\nx",
         "POST /refuse HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
