@@ -1,0 +1,575 @@
+/* Tests of the text format's reader, the table of ModelConfig, and what both make of a config. */
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/buf.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "model/config_tree.h"
+#include "repo/model_config.h"
+#include "repo/pbtxt.h"
+
+static struct berth_arena arena;
+
+static enum berth_code parse(const char *text, size_t length, struct berth_config_node **root,
+                             struct berth_err *err)
+{
+    struct berth_pbtxt source = {.text = text, .length = length, .label = "c.pbtxt"};
+    return berth_pbtxt_parse(&source, &arena, root, err);
+}
+
+/* A tree as a line: name=token:text(children). */
+static void print(struct berth_buf *out, const struct berth_config_node *message)
+{
+    for (const struct berth_config_node *node = message->children; node != NULL;
+         node = node->next) {
+        berth_buf_printf(out, "%s%s", node == message->children ? "" : " ", node->name);
+        if (node->token == BERTH_CONFIG_TOKEN_MESSAGE) {
+            berth_buf_puts(out, "(");
+            print(out, node);
+            berth_buf_puts(out, ")");
+        } else {
+            berth_buf_printf(out, "=%s", node->token == BERTH_CONFIG_TOKEN_STRING ? "'" : "");
+            berth_buf_append(out, node->text, node->length);
+        }
+    }
+}
+
+static void reads_the_text_format(void **state)
+{
+    static const struct {
+        const char *text;
+        const char *tree;
+    } cases[] = {
+        {"", ""},
+        {"# only a comment", ""},
+        {"\xEF\xBB\xBF" "a:1", "a=1"},
+        {"a: 1", "a=1"},
+        {"a:1 b:2,c:3;d:4", "a=1 b=2 c=3 d=4"},
+        {"a: -  5", "a=-5"},
+        {"a: 0x1F b: -017 c: 1.5e+3 d: .5f e: 2e-3F", "a=0x1F b=-017 c=1.5e+3 d=.5f e=2e-3F"},
+        {"a: inf b: -nan c: TYPE_FP32 d: true", "a=inf b=-nan c=TYPE_FP32 d=true"},
+        {"a { b: 1 }", "a(b=1)"},
+        {"a: { b: 1 }", "a(b=1)"},
+        {"a < b: 1 >", "a(b=1)"},
+        {"a: < b { } >", "a(b())"},
+        {"a: [1, 2,3]", "a=1 a=2 a=3"},
+        {"a: []", ""},
+        {"a []", ""},
+        {"a [ { b: 1 }, < b: 2 > ]", "a(b=1) a(b=2)"},
+        {"a: 'x' b: \"y\"", "a='x b='y"},
+        {"a: 'x' \"y\"\n # between\n 'z'", "a='xyz"},
+        {"a: '\\\\ \\' \\\" \\?'", "a='\\ ' \" ?"},
+        {"a: '\\a\\b\\f\\n\\r\\t\\v'", "a='\a\b\f\n\r\t\v"},
+        {"a: '\\101\\x42\\X4\\7'", "a='AB\x04\x07"},
+        {"a: '\\u20AC\\U0001F6A2'", "a='\xE2\x82\xAC\xF0\x9F\x9A\xA2"},
+        {"a: \"it's\" b: 'say \"so\"'", "a='it's b='say \"so\""},
+        {"[a.b/c] { d: 1 } e: 2", "[a.b/c](d=1) e=2"},
+        {"a\n:\n1", "a=1"},
+        {"a:1\tb:2\r\nc:3\v\f", "a=1 b=2 c=3"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        struct berth_buf out = {0};
+        struct berth_config_node *root = NULL;
+        if (parse(cases[i].text, strlen(cases[i].text), &root, &err) != BERTH_OK) {
+            fail_msg("case %zu: %s", i, err.msg);
+        }
+        print(&out, root);
+        assert_string_equal(berth_buf_text(&out), cases[i].tree);
+        berth_buf_finish(&out);
+    }
+}
+
+static void says_where_the_text_is_wrong(void **state)
+{
+    static const struct {
+        const char *text;
+        size_t length; /* 0: strlen */
+        const char *message;
+    } cases[] = {
+        {"a", 0, "c.pbtxt:1:2: expected ':' before the value"},
+        {"a 1", 0, "c.pbtxt:1:3: expected ':' before the value"},
+        {"a [1]", 0, "c.pbtxt:1:4: expected ':' before the value"},
+        {"a:", 0, "c.pbtxt:1:3: expected a value"},
+        {"a: -", 0, "c.pbtxt:1:5: expected a value"},
+        {"a: %", 0, "c.pbtxt:1:4: expected a value"},
+        {"1: a", 0, "c.pbtxt:1:1: expected a field's name"},
+        {"a: 1\n\n  }", 0, "c.pbtxt:3:3: expected a field's name"},
+        {"a: 1\n  b { c: 1", 0, "c.pbtxt:2:5: 'b' is not closed by '}'"},
+        {"a { b: 1 >", 0, "c.pbtxt:1:10: expected a field's name"},
+        {"a: [1 2]", 0, "c.pbtxt:1:7: expected ',' or ']' in a list"},
+        {"a: [1,", 0, "c.pbtxt:1:7: expected a value"},
+        {"a: [,]", 0, "c.pbtxt:1:5: expected a value"},
+        {"a: 'x", 0, "c.pbtxt:1:6: a string has no closing quote"},
+        {"a: 'x\ny'", 0, "c.pbtxt:1:6: a string ends with its line"},
+        {"a: '\\q'", 0, "c.pbtxt:1:6: an unknown escape"},
+        {"a: '\\x'", 0, "c.pbtxt:1:7: an escape in a string lacks digits"},
+        {"a: '\\u12'", 0, "lacks digits"},
+        {"a: '\\uD800'", 0, "is no character"},
+        {"a: '\\U00110000'", 0, "is no character"},
+        {"a: '\\400'", 0, "past \\377"},
+        {"a: '\\", 0, "no closing quote"},
+        {"[a", 0, "not closed by ']'"},
+        {"[a%]: 1", 0, "a name in brackets"},
+        {"a: 1\0b: 2", 9, "c.pbtxt:1:5: expected a field's name"},
+        {"\xFF: 1", 0, "c.pbtxt:1:1: expected a field's name"},
+        {",", 0, "c.pbtxt:1:1: expected a field's name"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        struct berth_config_node *root = NULL;
+        size_t length = cases[i].length != 0 ? cases[i].length : strlen(cases[i].text);
+        assert_int_equal(parse(cases[i].text, length, &root, &err), BERTH_INVALID);
+        if (strstr(err.msg, cases[i].message) == NULL) {
+            fail_msg("case %zu: '%s' lacks '%s'", i, err.msg, cases[i].message);
+        }
+    }
+}
+
+static void keeps_to_its_limits(void **state)
+{
+    (void)state;
+    struct berth_err err = {0};
+    struct berth_config_node *root = NULL;
+    for (int over = 0; over < 2; over++) { /* depth */
+        struct berth_buf text = {0};
+        for (int i = 0; i < BERTH_PBTXT_DEPTH_MAX + over; i++) {
+            berth_buf_puts(&text, "a{");
+        }
+        for (int i = 0; i < BERTH_PBTXT_DEPTH_MAX + over; i++) {
+            berth_buf_puts(&text, "}");
+        }
+        assert_int_equal(parse(text.bytes, text.length, &root, &err),
+                         over == 0 ? BERTH_OK : BERTH_INVALID);
+        berth_buf_finish(&text);
+    }
+    for (int over = 0; over < 2; over++) { /* nodes, of which the root is one */
+        struct berth_buf text = {0};
+        for (int i = 0; i < BERTH_PBTXT_NODES_MAX - 1 + over; i++) {
+            berth_buf_puts(&text, "a:1\n");
+        }
+        assert_int_equal(parse(text.bytes, text.length, &root, &err),
+                         over == 0 ? BERTH_OK : BERTH_INVALID);
+        berth_buf_finish(&text);
+    }
+    char *large = berth_alloc(BERTH_PBTXT_BYTES_MAX + 1); /* bytes */
+    assert_non_null(large);
+    memset(large, ' ', BERTH_PBTXT_BYTES_MAX + 1);
+    assert_int_equal(parse(large, BERTH_PBTXT_BYTES_MAX, &root, &err), BERTH_OK);
+    assert_int_equal(parse(large, BERTH_PBTXT_BYTES_MAX + 1, &root, &err), BERTH_TOO_LARGE);
+    berth_free(large);
+}
+
+/* --- the table --- */
+
+static enum berth_code read_config(const char *text, bool json, struct berth_model_spec **out,
+                                   struct berth_version_policy *policy, struct berth_err *err)
+{
+    struct berth_model_config config = {
+        .text = text, .length = strlen(text), .label = "m/config.pbtxt", .json = json};
+    struct berth_model_spec *spec = berth_spec_create();
+    assert_non_null(spec);
+    spec->name = "m";
+    spec->version = 1;
+    enum berth_code code = berth_model_config_read(&config, spec, policy, err);
+    if (code != BERTH_OK) {
+        berth_spec_release(spec);
+        return code;
+    }
+    *out = spec;
+    return BERTH_OK;
+}
+
+static void says_what_a_config_has_wrong(void **state)
+{
+    static const struct {
+        const char *text;
+        enum berth_code code;
+        const char *message;
+    } cases[] = {
+        {"name: m", BERTH_INVALID, "m/config.pbtxt:1:1: 'name' must be a string in quotes"},
+        {"name: 'other'", BERTH_INVALID, ":1:1: the model is called 'other', its folder 'm'"},
+        {"name: 'm' name: 'm'", BERTH_INVALID, ":1:11: 'name' is given a second time"},
+        {"\n  max_batch_size: 'x'", BERTH_INVALID, ":2:3: 'max_batch_size' must be a whole number"},
+        {"max_batch_size: 1.5", BERTH_INVALID, "must be a whole number"},
+        {"max_batch_size: 09", BERTH_INVALID, "must be a whole number"},
+        {"max_batch_size: 2147483648", BERTH_INVALID, "out of range: 2147483648"},
+        {"max_batch_size: -2147483649", BERTH_INVALID, "out of range"},
+        {"max_batch_size: 99999999999999999999", BERTH_INVALID, "must be a whole number"},
+        {"max_batch_size: -1", BERTH_INVALID, "must be 0 to 65536"},
+        {"max_batch_size { }", BERTH_INVALID, "must be a whole number"},
+        {"input: 5", BERTH_INVALID, "'input' must be fields in braces"},
+        {"input { dims: 1 data_type: TYPE_FP32 }", BERTH_INVALID, "'input' has no name"},
+        {"input { name: 'x' dims: 1 }", BERTH_INVALID, "input 'x' has no data_type"},
+        {"input { name: 'x' data_type: TYPE_FP32 }", BERTH_INVALID, "input 'x' has no dims"},
+        {"input { name: 'x' data_type: TYPE_FP33 dims: 1 }", BERTH_INVALID,
+         ":1:19: 'data_type' cannot be 'TYPE_FP33'"},
+        {"input { name: 'x' data_type: 99 dims: 1 }", BERTH_INVALID, "cannot be '99'"},
+        {"input { name: 'x' data_type: 'TYPE_FP32' dims: 1 }", BERTH_INVALID, "must be a name"},
+        {"input { name: 'x' data_type: TYPE_FP32 dims: [1,\n 0] }", BERTH_INVALID,
+         ":2:2: a dimension is a number from 1 on, or -1"},
+        {"input { name: 'x' data_type: TYPE_FP32 dims: -2 }", BERTH_INVALID, "a dimension"},
+        {"input { name: 'x' data_type: TYPE_FP32 dims: [1,1,1,1,1,1,1,1,1] }", BERTH_INVALID,
+         "more than 8 dimensions"},
+        {"input { name: 'x' data_type: TYPE_FP32 dims: 1 }\n"
+         "input { name: 'x' data_type: TYPE_FP32 dims: 1 }",
+         BERTH_INVALID, ":2:1: the input 'x' is there twice"},
+        {"input { name: 'x' optional: 2 }", BERTH_INVALID, "'optional' must be true or false"},
+        {"dynamic_batching { } sequence_batching { }", BERTH_INVALID,
+         ":1:22: 'sequence_batching' excludes 'dynamic_batching'"},
+        {"version_policy { latest { } all { } }", BERTH_INVALID, "'all' excludes 'latest'"},
+        {"version_policy { specific { versions: 0 } }", BERTH_INVALID, "a version is a number"},
+        {"version_policy { specific { } }", BERTH_INVALID, "must list 1 to"},
+        {"sequence_batching { }", BERTH_UNSUPPORTED, "sequence_batching, which is not supported"},
+        {"platform: 'ensemble' ensemble_scheduling { step { model_name: 'a' model_version: -1 } }",
+         BERTH_UNSUPPORTED, "is an ensemble (ensemble_scheduling)"},
+        {"max_batch_size: 4 dynamic_batching { preferred_batch_size: [2, 8] }", BERTH_INVALID,
+         "'preferred_batch_size' must be 1 to max_batch_size (4)"},
+        {"dynamic_batching { priority_levels: 2 }", BERTH_INVALID,
+         "'default_priority_level' must be 1 to priority_levels (2)"},
+        {"dynamic_batching { priority_levels: 65 default_priority_level: 1 }", BERTH_INVALID,
+         "at most 64 priority levels"},
+        {"dynamic_batching { priority_levels: 1 default_priority_level: 1\n"
+         "priority_queue_policy { key: 2 value { } } }",
+         BERTH_INVALID, ":2:1: a policy's key must be 1 to"},
+        {"dynamic_batching { max_queue_delay_microseconds: -1 }", BERTH_INVALID, "out of range"},
+        {"instance_group { count: -1 }", BERTH_INVALID, "'count' must be 1 to 1024"},
+        {"instance_group { kind: KIND_CPU gpus: 0 }", BERTH_INVALID, "'gpus' is for KIND_GPU"},
+        {"default_model_filename: '../../etc/passwd'", BERTH_INVALID, "inside the model's folder"},
+        {"default_model_filename: '/etc/passwd'", BERTH_INVALID, "inside the model's folder"},
+        {"default_model_filename: 'a/..'", BERTH_INVALID, "inside the model's folder"},
+        {"output { name: 'y' data_type: TYPE_FP32 dims: 1 label_filename: '../x' }", BERTH_INVALID,
+         "inside the model's folder"},
+        {"max_batch_size: 2 model_warmup { batch_size: 3 }", BERTH_INVALID, "must be 1 to 2"},
+        {"model_warmup { inputs { key: 'x' value { dims: 1 } } }", BERTH_INVALID,
+         "the warm-up's input 'x' has no data_type"},
+        {"model_warmup { inputs { key: 'x' value { data_type: TYPE_FP32 dims: -1 } } }",
+         BERTH_INVALID, "a warm-up's dimension must be known"},
+        {"model_warmup { inputs { key: 'x' value { data_type: TYPE_FP32 zero_data: true "
+         "input_data_file: 'a' } } }",
+         BERTH_INVALID, "'input_data_file' excludes 'zero_data'"},
+        {"name: '\\377'", BERTH_INVALID, "'name' is not valid UTF-8 text"},
+        {"name: 'm\\0'", BERTH_INVALID, "'name' is not valid UTF-8 text"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        struct berth_version_policy policy;
+        struct berth_model_spec *spec = NULL;
+        enum berth_code code = read_config(cases[i].text, false, &spec, &policy, &err);
+        if (code != cases[i].code || strstr(err.msg, cases[i].message) == NULL) {
+            fail_msg("case %zu: %s '%s' lacks '%s'", i, berth_code_name(code), err.msg,
+                     cases[i].message);
+        }
+    }
+}
+
+static const char whole_config[] =
+    "name: \"m\" platform: \"onnxruntime_onnx\" backend: \"onnxruntime\"\n"
+    "version_policy: { specific: { versions: [1, 3] } }\n"
+    "max_batch_size: 8\n"
+    "input [ { name: \"x\" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, -1, 5 ]\n"
+    "  reshape { shape: [ -1, 15 ] } allow_ragged_batch: true optional: true },\n"
+    "  { name: \"s\" data_type: TYPE_STRING dims: 1 reshape { shape: [ ] } } ]\n"
+    "output < name: \"y\" data_type: TYPE_INT64 dims: [ 10 ] label_filename: \"labels.txt\" >\n"
+    "dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 100\n"
+    "  preserve_ordering: true priority_levels: 2 default_priority_level: 2\n"
+    "  default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5000000000\n"
+    "    allow_timeout_override: true max_queue_size: 9 }\n"
+    "  priority_queue_policy [ { key: 1 value { timeout_action: REJECT max_queue_size: 3 } } ] }\n"
+    "instance_group [ { count: 2 kind: KIND_CPU }, { name: \"g\" count: 1 kind: KIND_GPU\n"
+    "  gpus: [ 0, 1 ] } ]\n"
+    "default_model_filename: \"net.onnx\"\n"
+    "parameters { key: \"a\" value { string_value: \"1\" } }\n"
+    "parameters { key: \"b\" value { string_value: \"2\" } }\n"
+    "parameters { key: \"a\" value { string_value: \"3\" } }\n"
+    "metric_tags { key: \"team\" value: \"ocr\" }\n"
+    "optimization { execution_accelerators { cpu_execution_accelerator : [ { name : \"openvino\" } ] }\n"
+    "  graph { level: -1 } }\n"
+    "model_warmup [ { name: \"w\" batch_size: 2 count: 3 inputs { key: \"x\" value {\n"
+    "  data_type: TYPE_FP32 dims: [3, 4, 5] random_data: true } } } ]\n"
+    "response_cache { enable: true }\n"
+    "model_transaction_policy { decoupled: false }\n"
+    "unheard_of { anything: [ 1, 2 ] }\n";
+
+static void check_whole(const struct berth_model_spec *spec,
+                        const struct berth_version_policy *policy)
+{
+    assert_string_equal(spec->engine, "onnx");
+    assert_int_equal(policy->kind, BERTH_VERSIONS_SPECIFIC);
+    assert_int_equal(policy->specific_count, 2);
+    assert_int_equal(policy->specific[1], 3);
+    assert_int_equal(spec->batch_size_max, 8);
+    assert_true(spec->batch_size_set);
+    assert_int_equal(spec->input_count, 2);
+    assert_int_equal(spec->inputs[0].rank, 3);
+    assert_int_equal(spec->inputs[0].dims[1], -1);
+    assert_true(spec->inputs[0].has_reshape);
+    assert_int_equal(spec->inputs[0].reshape_rank, 2);
+    assert_true(spec->inputs[0].optional);
+    assert_true(spec->inputs[0].allow_ragged_batch);
+    assert_string_equal(spec->inputs[0].format, "FORMAT_NCHW");
+    assert_int_equal(spec->inputs[1].dtype, BERTH_DTYPE_BYTES);
+    assert_true(spec->inputs[1].has_reshape);
+    assert_int_equal(spec->inputs[1].reshape_rank, 0);
+    assert_string_equal(spec->outputs[0].label_filename, "labels.txt");
+    assert_int_equal(spec->batching, BERTH_BATCHING_DYNAMIC);
+    assert_int_equal(spec->dynamic.preferred_count, 2);
+    assert_int_equal(spec->dynamic.preferred[0], 4);
+    assert_int_equal(spec->dynamic.delay_us_max, 100);
+    assert_true(spec->dynamic.preserve_ordering);
+    assert_int_equal(spec->dynamic.priority_level_default, 2);
+    assert_int_equal(spec->dynamic.policies[0].count_max, 3);
+    assert_int_equal(spec->dynamic.policies[0].timeout_action, BERTH_TIMEOUT_REJECT);
+    assert_int_equal(spec->dynamic.policies[1].count_max, 9);
+    assert_int_equal(spec->dynamic.policies[1].timeout_us_default, 5000000000);
+    assert_int_equal(spec->group_count, 2);
+    assert_int_equal(spec->groups[0].kind, BERTH_KIND_CPU);
+    assert_int_equal(spec->groups[0].count, 2);
+    assert_int_equal(spec->groups[1].gpus[1], 1);
+    assert_string_equal(spec->default_model_filename, "net.onnx");
+    assert_int_equal(spec->parameter_count, 2);
+    assert_string_equal(berth_spec_parameter(spec, "a", ""), "3");
+    assert_int_equal(spec->warmup_count, 1);
+    assert_int_equal(spec->warmups[0].inputs[0].source, BERTH_WARMUP_RANDOM);
+    assert_int_equal(spec->warmups[0].inputs[0].dims[2], 5);
+}
+
+static void maps_a_whole_config(void **state)
+{
+    (void)state;
+    struct berth_err err = {0};
+    struct berth_version_policy policy;
+    struct berth_model_spec *spec = NULL;
+    if (read_config(whole_config, false, &spec, &policy, &err) != BERTH_OK) {
+        fail_msg("%s", err.msg);
+    }
+    check_whole(spec, &policy);
+    /* What the config endpoint answers is a config of the same meaning. */
+    char *json = berth_spec_config_json(spec);
+    assert_non_null(json);
+    struct berth_model_spec *again = NULL;
+    if (read_config(json, true, &again, &policy, &err) != BERTH_OK) {
+        fail_msg("%s", err.msg);
+    }
+    check_whole(again, &policy);
+    char *json_again = berth_spec_config_json(again);
+    assert_string_equal(json, json_again);
+    assert_non_null(strstr(json, "\"optimization\":{\"graph\":{\"level\":-1},"
+                                 "\"priority\":\"PRIORITY_DEFAULT\",\"execution_accelerators\":"));
+    assert_non_null(strstr(json, "\"input_pinned_memory\":{\"enable\":true}"));
+    assert_non_null(strstr(json, "\"priority_queue_policy\":{\"1\":{\"timeout_action\":\"REJECT\","
+                                 "\"default_timeout_microseconds\":0,"));
+    assert_non_null(strstr(json, "\"parameters\":{\"b\":{\"string_value\":\"2\"},"
+                                 "\"a\":{\"string_value\":\"3\"}}"));
+    assert_non_null(strstr(json, "\"instance_group\":[{\"name\":\"m_0\",\"kind\":\"KIND_CPU\""));
+    assert_null(strstr(json, "unheard_of"));
+    berth_free(json);
+    berth_free(json_again);
+    berth_spec_release(spec);
+    berth_spec_release(again);
+}
+
+static void reads_json_configs(void **state)
+{
+    static const struct {
+        const char *text;
+        const char *message; /* NULL: good */
+    } cases[] = {
+        {"{\"name\": \"m\", \"backend\": \"python\", \"max_batch_size\": 16, \"input\": "
+         "[{\"name\": \"I\", \"data_type\": \"TYPE_FP32\", \"dims\": [\"-1\", 2]}]}",
+         NULL},
+        {"{\"max_batch_size\": \"16\", \"parameters\": {\"k\": {\"string_value\": \"v\"}}, "
+         "\"dynamic_batching\": {}, \"output\": null, \"runtime\": \"\", \"extra\": [{}]}",
+         NULL},
+        {"{x", "m/config.pbtxt:1:2: "},
+        {"[]", "is not a JSON object"},
+        {"{\"max_batch_size\": 1.5}", "'max_batch_size' must be a whole number"},
+        {"{\"max_batch_size\": [1]}", "'max_batch_size' has the wrong type"},
+        {"{\"max_batch_size\": {}}", "'max_batch_size' has the wrong type"},
+        {"{\"input\": [5]}", "'input' must be fields in braces"},
+        {"{\"input\": [[]]}", "'input' has the wrong type"},
+        {"{\"input\": [null]}", "no name"},
+        {"{\"parameters\": {\"a\": \"b\"}}", "'value' must be fields in braces"},
+        {"{\"name\": \"n\"}", "the model is called 'n'"},
+        {"{\"name\": \"m\", \"name\": \"m\"}", "duplicate"},
+        {"{\"input\": [{\"name\": \"I\", \"data_type\": \"FP32\"}]}", "cannot be 'FP32'"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        struct berth_version_policy policy;
+        struct berth_model_spec *spec = NULL;
+        enum berth_code code = read_config(cases[i].text, true, &spec, &policy, &err);
+        if ((code == BERTH_OK) != (cases[i].message == NULL) ||
+            (code != BERTH_OK && strstr(err.msg, cases[i].message) == NULL)) {
+            fail_msg("case %zu: '%s'", i, err.msg);
+        }
+        if (code == BERTH_OK) {
+            assert_int_equal(spec->batch_size_max, 16);
+        }
+        berth_spec_release(spec);
+    }
+}
+
+/* What Triton 2.51 answered for these two configs, byte for byte (python backend, default file
+ * name completed by it). */
+static void writes_the_config_as_triton_does(void **state)
+{
+    static const struct {
+        const char *text;
+        const char *json;
+    } cases[] = {
+        {"name: \"m\"\nbackend: \"python\"\nmax_batch_size: 32\n"
+         "input [ { name: \"INPUT0\" data_type: TYPE_FP32 dims: [ -1 ] } ]\n"
+         "output [ { name: \"OUTPUT0\" data_type: TYPE_FP32 dims: [ -1 ] } ]\n"
+         "instance_group [ { kind: KIND_CPU count: 1 } ]\ndynamic_batching { }\n"
+         "parameters { key: \"workspace-path\" value: { string_value: \"PREFIX\" } }\n",
+         "{\"name\":\"m\",\"platform\":\"\",\"backend\":\"python\",\"runtime\":\"\","
+         "\"version_policy\":{\"latest\":{\"num_versions\":1}},\"max_batch_size\":32,"
+         "\"input\":[{\"name\":\"INPUT0\",\"data_type\":\"TYPE_FP32\",\"format\":\"FORMAT_NONE\","
+         "\"dims\":[-1],\"is_shape_tensor\":false,\"allow_ragged_batch\":false,"
+         "\"optional\":false,\"is_non_linear_format_io\":false}],\"output\":[{\"name\":"
+         "\"OUTPUT0\",\"data_type\":\"TYPE_FP32\",\"dims\":[-1],\"label_filename\":\"\","
+         "\"is_shape_tensor\":false,\"is_non_linear_format_io\":false}],\"batch_input\":[],"
+         "\"batch_output\":[],\"optimization\":{\"priority\":\"PRIORITY_DEFAULT\","
+         "\"input_pinned_memory\":{\"enable\":true},\"output_pinned_memory\":{\"enable\":true},"
+         "\"gather_kernel_buffer_threshold\":0,\"eager_batching\":false},\"dynamic_batching\":"
+         "{\"preferred_batch_size\":[32],\"max_queue_delay_microseconds\":0,"
+         "\"preserve_ordering\":false,\"priority_levels\":0,\"default_priority_level\":0,"
+         "\"priority_queue_policy\":{}},\"instance_group\":[{\"name\":\"m_0\",\"kind\":"
+         "\"KIND_CPU\",\"count\":1,\"gpus\":[],\"secondary_devices\":[],\"profile\":[],"
+         "\"passive\":false,\"host_policy\":\"\"}],\"default_model_filename\":\"model.py\","
+         "\"cc_model_filenames\":{},\"metric_tags\":{},\"parameters\":{\"workspace-path\":"
+         "{\"string_value\":\"PREFIX\"}},\"model_warmup\":[]}"},
+        {"name: \"m\"\nbackend: \"python\"\nmax_batch_size: 8\n"
+         "input [ { name: \"x\" data_type: TYPE_FP32 dims: [ 3, 48, 320 ] } ]\n"
+         "output [ { name: \"y\" data_type: TYPE_FP32 dims: [ 40, 6625 ] } ]\n"
+         "instance_group [ { kind: KIND_CPU count: 1 } ]\ndynamic_batching { }\n"
+         "parameters [ { key: \"onnx\" value: { string_value: \"ch_PP-OCRv4_rec_infer.onnx\" } } ]\n",
+         "{\"name\":\"m\",\"platform\":\"\",\"backend\":\"python\",\"runtime\":\"\","
+         "\"version_policy\":{\"latest\":{\"num_versions\":1}},\"max_batch_size\":8,\"input\":"
+         "[{\"name\":\"x\",\"data_type\":\"TYPE_FP32\",\"format\":\"FORMAT_NONE\",\"dims\":"
+         "[3,48,320],\"is_shape_tensor\":false,\"allow_ragged_batch\":false,\"optional\":false,"
+         "\"is_non_linear_format_io\":false}],\"output\":[{\"name\":\"y\",\"data_type\":"
+         "\"TYPE_FP32\",\"dims\":[40,6625],\"label_filename\":\"\",\"is_shape_tensor\":false,"
+         "\"is_non_linear_format_io\":false}],\"batch_input\":[],\"batch_output\":[],"
+         "\"optimization\":{\"priority\":\"PRIORITY_DEFAULT\",\"input_pinned_memory\":"
+         "{\"enable\":true},\"output_pinned_memory\":{\"enable\":true},"
+         "\"gather_kernel_buffer_threshold\":0,\"eager_batching\":false},\"dynamic_batching\":"
+         "{\"preferred_batch_size\":[8],\"max_queue_delay_microseconds\":0,"
+         "\"preserve_ordering\":false,\"priority_levels\":0,\"default_priority_level\":0,"
+         "\"priority_queue_policy\":{}},\"instance_group\":[{\"name\":\"m_0\",\"kind\":"
+         "\"KIND_CPU\",\"count\":1,\"gpus\":[],\"secondary_devices\":[],\"profile\":[],"
+         "\"passive\":false,\"host_policy\":\"\"}],\"default_model_filename\":\"model.py\","
+         "\"cc_model_filenames\":{},\"metric_tags\":{},\"parameters\":{\"onnx\":"
+         "{\"string_value\":\"ch_PP-OCRv4_rec_infer.onnx\"}},\"model_warmup\":[]}"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        struct berth_version_policy policy;
+        struct berth_model_spec *spec = NULL;
+        assert_int_equal(read_config(cases[i].text, false, &spec, &policy, &err), BERTH_OK);
+        spec->default_model_filename = "model.py";
+        char *json = berth_spec_config_json(spec);
+        assert_string_equal(json, cases[i].json);
+        berth_free(json);
+        berth_spec_release(spec);
+    }
+}
+
+static void writes_a_model_without_a_config(void **state)
+{
+    (void)state;
+    struct berth_model_spec *spec = berth_spec_create();
+    struct berth_io io = {.name = "x\"y", .dtype = BERTH_DTYPE_BYTES, .rank = 1, .dims = {-1}};
+    spec->name = "bare";
+    spec->inputs = &io;
+    spec->input_count = 1;
+    char *json = berth_spec_config_json(spec);
+    assert_non_null(strstr(json, "{\"name\":\"bare\",\"platform\":\"\""));
+    assert_non_null(strstr(json, "{\"name\":\"x\\\"y\",\"data_type\":\"TYPE_STRING\""));
+    assert_non_null(strstr(json, "\"instance_group\":[{\"name\":\"bare\",\"kind\":\"KIND_CPU\","
+                                 "\"count\":1,"));
+    assert_null(strstr(json, "dynamic_batching"));
+    assert_non_null(strstr(json, "\"batch_output\":[],\"optimization\":{"));
+    berth_free(json);
+    berth_spec_release(spec);
+}
+
+/* Each allocation fails once: an error, nothing lost. */
+static void survives_failing_allocations(void **state)
+{
+    (void)state;
+    uint64_t live = berth_mem_bytes_live();
+    for (int json = 0; json < 2; json++) {
+        bool clean = false;
+        for (uint64_t nth = 1; !clean; nth++) {
+            struct berth_err err = {0};
+            struct berth_version_policy policy;
+            const char *text =
+                json ? "{\"name\":\"m\",\"parameters\":{\"a\":{\"string_value\":\"b\"}}}"
+                     : whole_config;
+            struct berth_model_config config = {.text = text, .length = strlen(text),
+                                                .label = "c", .json = json != 0, .quiet = true};
+            uint64_t calls = berth_mem_call_count();
+            berth_mem_fail_at(nth, false);
+            char *written = NULL;
+            struct berth_model_spec *spec = berth_spec_create();
+            if (spec != NULL) {
+                spec->name = "m";
+                if (berth_model_config_read(&config, spec, &policy, &err) == BERTH_OK) {
+                    written = berth_spec_config_json(spec);
+                }
+            }
+            clean = berth_mem_call_count() - calls < nth;
+            berth_mem_fail_at(0, false);
+            assert_true(!clean || written != NULL);
+            berth_free(written);
+            berth_spec_release(spec);
+            assert_true(nth < 10000);
+        }
+    }
+    assert_int_equal(berth_mem_bytes_live(), live);
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    berth_log_set_level(BERTH_LOG_ERROR);
+    berth_arena_init(&arena, 0);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    berth_arena_finish(&arena);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reads_the_text_format),
+        cmocka_unit_test(says_where_the_text_is_wrong),
+        cmocka_unit_test(keeps_to_its_limits),
+        cmocka_unit_test(says_what_a_config_has_wrong),
+        cmocka_unit_test(maps_a_whole_config),
+        cmocka_unit_test(reads_json_configs),
+        cmocka_unit_test(writes_the_config_as_triton_does),
+        cmocka_unit_test(writes_a_model_without_a_config),
+        cmocka_unit_test(survives_failing_allocations),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
