@@ -20,6 +20,7 @@
 
 #include <libavcodec/avcodec.h>
 #include <libavformat/avformat.h>
+#include <libavutil/avstring.h>
 #include <libavutil/channel_layout.h>
 #include <libavutil/mem.h>
 #include <libavutil/opt.h>
@@ -33,6 +34,12 @@
 #define STREAMS_MAX "64"
 #define READ_AGAIN_MAX 1000 /* times in a row that a container says "try again" */
 #define OUT_FRAMES 8192     /* frames taken from the resampler at a time */
+#define NOT_AUDIO "not audio: no known container or format"
+
+/* Containers that only name other files, and streams without a mark that any bytes could be. */
+#define REFUSED "hls,concat,dash,imf,sdp,rtsp,webm_dash_manifest,ffmetadata,tty,amrnb,amrwb,gsm"
+/* The only ones that are believed on weak evidence: a short piece of a stream. */
+#define GUESSED "mp3,aac,ac3,eac3,dts,loas,flac,mpegts,mpeg"
 
 struct audio {
     const struct berth_media_input *input;
@@ -212,9 +219,9 @@ static enum berth_code find_container(struct audio *audio, const AVInputFormat *
         }
     }
     av_free(bytes);
-    if (found == NULL) {
-        return berth_fail_field(audio->err, BERTH_MEDIA, "file",
-                                "not audio: no known container or format");
+    if (found == NULL || av_match_name(found->name, REFUSED) > 0 ||
+        (score <= AVPROBE_SCORE_RETRY && av_match_name(found->name, GUESSED) == 0)) {
+        return berth_fail_field(audio->err, BERTH_MEDIA, "file", NOT_AUDIO);
     }
     audio->score = score;
     *out = found;
@@ -250,7 +257,7 @@ static enum berth_code open_container(struct audio *audio, const AVInputFormat *
     if (status < 0) { /* format is freed and NULL then */
         char doing[80];
         snprintf(doing, sizeof(doing), "cannot be read as %.40s", container->name);
-        return fail_at(audio, status, audio->score > AVPROBE_SCORE_RETRY ? doing : "not audio");
+        return fail_at(audio, status, doing);
     }
     hide_other_streams(audio->format);
     if (!is_complete(audio->format)) {
@@ -311,8 +318,7 @@ static enum berth_code find_stream(struct audio *audio)
         return BERTH_OK;
     }
     if (audio->score <= AVPROBE_SCORE_RETRY) {
-        return berth_fail_field(audio->err, BERTH_MEDIA, "file",
-                                "not audio: no known container or format");
+        return berth_fail_field(audio->err, BERTH_MEDIA, "file", NOT_AUDIO);
     }
     if (unknown != NULL) {
         return berth_fail_field(audio->err, BERTH_MEDIA, "file",
@@ -515,11 +521,12 @@ static enum berth_code judge_result(struct audio *audio)
     struct berth_pcm *pcm = audio->pcm;
     bool is_guess = audio->score <= AVPROBE_SCORE_RETRY;
     if (is_guess && audio->packet_bytes < audio->input->length / 2) {
-        return berth_fail_field(audio->err, BERTH_MEDIA, "file",
-                                "not audio: no known container or format");
+        return berth_fail_field(audio->err, BERTH_MEDIA, "file", NOT_AUDIO);
     }
     bool is_known = pcm->frames_expected != UINT64_MAX && pcm->frames_expected > 0;
-    if (pcm->count == 0 && (audio->packet_count > 0 || audio->error_count > 0 || is_known)) {
+    bool is_described = audio->format->streams[audio->stream]->codecpar->sample_rate > 0;
+    if (pcm->count == 0 && (audio->packet_count > 0 || audio->error_count > 0 || is_known ||
+                            !is_described)) {
         return fail_at(audio, AVERROR_INVALIDDATA,
                        "no audio could be decoded; is the file complete?");
     }
@@ -536,6 +543,9 @@ static enum berth_code fail_at(struct audio *audio, int status, const char *doin
     }
     if (status == AVERROR(ENOMEM)) {
         return berth_fail(audio->err, BERTH_UNAVAILABLE, "not enough memory to decode");
+    }
+    if (audio->score <= AVPROBE_SCORE_RETRY) {
+        return berth_fail_field(audio->err, BERTH_MEDIA, "file", NOT_AUDIO);
     }
     char text[AV_ERROR_MAX_STRING_SIZE] = "";
     av_strerror(status, text, sizeof(text));
