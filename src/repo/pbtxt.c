@@ -57,7 +57,7 @@ enum berth_code berth_pbtxt_parse(const struct berth_pbtxt *source, struct berth
                             .arena = arena,
                             .source = {.label = source->label},
                             .err = err};
-    struct berth_config_node *root;
+    struct berth_config_node *root = NULL;
     if (source->length > BERTH_PBTXT_BYTES_MAX) {
         return berth_fail(err, BERTH_TOO_LARGE, "%s is larger than %d bytes", source->label,
                           BERTH_PBTXT_BYTES_MAX);
