@@ -16,6 +16,7 @@
 
 static struct berth_seat *pick(struct berth_copy *copy, uint64_t now_ns, uint64_t *t_due_ns);
 static bool has_work(const struct berth_seat *seat);
+static size_t rows_of(const struct berth_seat *seat);
 static size_t room_of(const struct berth_copy *copy, const struct berth_seat *seat);
 static void start(struct berth_seat *seat);
 static void collect_drops(struct berth_seat *seat);
@@ -65,13 +66,19 @@ static bool has_work(const struct berth_seat *seat)
     return seat->live > 0; /* a slot to be dropped counts as live */
 }
 
+/* Live rows, those on their way in included. */
+static size_t rows_of(const struct berth_seat *seat)
+{
+    return seat->live + (seat->busy ? seat->msg.batch.row_count : 0);
+}
+
 /* How many waiting rows it takes now. */
 static size_t room_of(const struct berth_copy *copy, const struct berth_seat *seat)
 {
     size_t waiting = copy->batcher->queued;
     size_t rows = waiting;
     for (size_t i = 0; i < copy->seat_count; i++) {
-        rows += copy->seats[i].live;
+        rows += rows_of(&copy->seats[i]);
     }
     size_t share = (rows + copy->seat_count - 1) / copy->seat_count;
     size_t limit = share < seat->slot_count ? share : seat->slot_count;
