@@ -1,9 +1,9 @@
 /* conn.c - see conn.h.
  *
- * berth_conn_run is the only place where a connection moves: it calls the present state's step until
- * one says that there is nothing to do but wait. Handlers, timers and posts only change what the
- * steps look at. So an answer given inside a callback is written when the callback has returned, and
- * there is one way out (conn_destroy), reached from the run alone or from a loop that ends.
+ * berth_conn_run is the only place where a connection moves: it calls the present state's step
+ * until one says that there is nothing to do but wait. Handlers, timers and posts only change what
+ * the steps look at. So an answer given inside a callback is written when the callback has
+ * returned, and there is one way out (conn_destroy), reached from the run alone or from a loop that ends.
  */
 #include "net/conn.h"
 
@@ -236,8 +236,8 @@ static bool join(struct berth_conn *conn)
     conn->writable = true;
     conn->t_mark_ns = loop->now_ns;
     berth_timer_set(loop, &conn->timer,
-                    loop->now_ns + (shakes ? http->options.head_timeout_ns
-                                           : http->options.idle_timeout_ns));
+                    loop->now_ns +
+                        (shakes ? http->options.head_timeout_ns : http->options.idle_timeout_ns));
     return true;
 }
 
@@ -305,9 +305,8 @@ static enum berth_step step_head(struct berth_conn *conn)
     if (block != NULL && block->at < block->end) {
         struct berth_err err;
         int status = 400;
-        enum berth_http1_result result =
-            berth_http1_scan(&conn->scan, block->bytes + block->at, block->end - block->at,
-                             &status, &err);
+        enum berth_http1_result result = berth_http1_scan(&conn->scan, block->bytes + block->at,
+                                                          block->end - block->at, &status, &err);
         if (conn->scan.at > options->head_bytes_max) {
             result = BERTH_HTTP1_WRONG;
             status = 431;
@@ -349,7 +348,7 @@ static enum berth_step read_head(struct berth_conn *conn)
     return BERTH_STEP_AGAIN;
 }
 
-/* conn->in with room at its end: moved to the front, or copied into a larger one. NULL: no memory. */
+/* conn->in with room at its end: moved to the front, or a larger one. NULL: no memory. */
 static struct berth_block *room_for_head(struct berth_conn *conn)
 {
     struct berth_block *block = conn->in;
@@ -591,8 +590,8 @@ static ssize_t plain_skip(struct berth_conn *conn, size_t length)
     ssize_t got;
     while (length > 0 && message.msg_iovlen < SKIP_PIECES) {
         size_t piece = length < BERTH_LOOP_SCRATCH_BYTES ? length : BERTH_LOOP_SCRATCH_BYTES;
-        pieces[message.msg_iovlen++] =
-            (struct iovec){.iov_base = conn->loop->scratch, .iov_len = piece};
+        pieces[message.msg_iovlen++] = (struct iovec){.iov_base = conn->loop->scratch,
+                                                      .iov_len = piece};
         length -= piece;
     }
     do {

@@ -36,7 +36,7 @@ struct berth_transport_ops {
     int (*handshake)(struct berth_conn *conn);
     void (*shut)(struct berth_conn *conn);  /* no more is written */
     void (*close)(struct berth_conn *conn); /* frees all that is the transport's */
-    bool short_read_drains; /* fewer bytes than asked for: there are no more now */
+    bool short_read_drains;                 /* fewer bytes than asked for: there are no more now */
 };
 
 extern const struct berth_transport_ops berth_transport_plain;
@@ -54,9 +54,9 @@ enum berth_conn_state {
 };
 
 struct berth_conn {
-    struct berth_post post;   /* on which it comes from the acceptor */
-    struct berth_link link;   /* loop->conns */
-    struct berth_link ready;  /* loop->ready */
+    struct berth_post post;    /* on which it comes from the acceptor */
+    struct berth_link link;    /* loop->conns */
+    struct berth_link ready;   /* loop->ready */
     struct berth_link waiting; /* loop->paused */
     struct berth_timer timer;
     struct berth_loop *loop;
@@ -66,11 +66,11 @@ struct berth_conn {
     enum berth_conn_state state;
     bool readable; /* there may be bytes to read */
     bool writable;
-    bool running;  /* inside its own run: marking it ready is not needed */
-    bool gone;     /* the client's side is shut, or broken */
-    bool broken;   /* no byte will get through */
-    bool linger;   /* the client may still be sending: drain before closing */
-    uint8_t interim; /* bytes of 100-continue still to be written */
+    bool running;       /* inside its own run: marking it ready is not needed */
+    bool gone;          /* the client's side is shut, or broken */
+    bool broken;        /* no byte will get through */
+    bool linger;        /* the client may still be sending: drain before closing */
+    uint8_t interim;    /* bytes of 100-continue still to be written */
     uint64_t t_mark_ns; /* when this state, or its last progress, was */
     uint64_t drained;
     struct berth_block *in;       /* NULL while idle */
@@ -93,20 +93,20 @@ struct berth_exchange {
     char peer[64];
 
     /* The body. */
-    bool has_body;  /* the client sends one */
+    bool has_body; /* the client sends one */
     bool accepted;
     bool body_begun;
-    bool complete;  /* all of it is read; without a body from the start */
+    bool complete; /* all of it is read; without a body from the start */
     bool private_slab;
     bool taken;
     bool continued; /* 100-continue is owed no more */
     uint64_t bytes_max;
-    uint64_t wanted;      /* capacity asked for; PAUSED waits for it */
-    uint64_t wire_left;   /* of Content-Length */
+    uint64_t wanted;    /* capacity asked for; PAUSED waits for it */
+    uint64_t wire_left; /* of Content-Length */
     uint64_t wire_read;
-    uint64_t t_body_ns;   /* rate is counted from here */
-    uint64_t t_paused_ns; /* since when it waits */
-    uint64_t paused_ns;   /* waited so far, all pauses together */
+    uint64_t t_body_ns;       /* rate is counted from here */
+    uint64_t t_paused_ns;     /* since when it waits */
+    uint64_t paused_ns;       /* waited so far, all pauses together */
     struct berth_range range; /* as taken; its length is the capacity */
     struct berth_range body;  /* as shown; its length is what is there */
     struct berth_http1_chunks chunks;
@@ -116,18 +116,18 @@ struct berth_exchange {
     bool answered;
     bool head_only;
     bool keep_alive;
-    bool streaming;    /* begun, its end is not yet there */
+    bool streaming; /* begun, its end is not yet there */
     bool is_stream;
     bool stream_chunked;
-    bool failed;       /* no memory for the answer: close */
+    bool failed; /* no memory for the answer: close */
     int status;
     struct berth_buf out; /* head; for streams everything. Kept while pooled */
     struct berth_buf text;
     struct berth_range ranges_inline[BERTH_ANSWER_RANGES_INLINE];
     struct berth_range *ranges;
     size_t range_count;
-    size_t piece;       /* being written: 0 out, 1 text, 2.. ranges */
-    size_t piece_done;  /* bytes of it */
+    size_t piece;      /* being written: 0 out, 1 text, 2.. ranges */
+    size_t piece_done; /* bytes of it */
     uint64_t written;
     uint64_t t_write_ns; /* first byte */
     void (*release)(void *subject);
@@ -136,7 +136,8 @@ struct berth_exchange {
     struct berth_http1_head head;
 };
 
-/* Makes a connection over ops (fd may be -1), joins it to the loop; not yet run. NULL: no memory. */
+/* Makes a connection over ops (fd may be -1) and joins it to the loop; not yet run. NULL: no
+ * memory. */
 struct berth_conn *berth_conn_create(struct berth_loop *loop, int fd,
                                      const struct berth_transport_ops *ops) BERTH_MUST_USE;
 /* For the acceptor: made on one thread, joined on its loop's by conn->post. */

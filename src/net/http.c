@@ -1,7 +1,8 @@
 /* http.c - see http.h: the server as a whole, and what a handler asks of an exchange.
  *
- * A start binds everything before it starts anything, so that a port that is taken costs nothing but
- * its error. Ends go the other way: threads are joined first, each having closed what is its own.
+ * A start binds everything before it starts anything, so that a port that is taken costs nothing
+ * but its error. Ends go the other way: threads are joined first, each having closed what is its
+ * own.
  */
 #include "net/http.h"
 

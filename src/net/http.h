@@ -3,8 +3,8 @@
  *
  * In:      requests on listening sockets.   Out: heads and bodies to a handler, its answers back.
  * Owns:    connections, their buffers, the threads that serve them.
- * Threads: each connection lives on one thread; all handler calls for it, and all berth_http_* calls
- *          about it, are made there. Other threads reach it by posts on berth_http_queue.
+ * Threads: each connection lives on one thread; all handler calls for it, and all berth_http_*
+ *          calls about it, are made there. Other threads reach it by posts on berth_http_queue.
  * Rules:   README.md here (N1 to N12).
  *
  * The life of an exchange: on_head, then (if a body was accepted) on_body as it grows and on_end,
@@ -72,7 +72,8 @@ struct berth_http_stats {
 /* Binds and starts the threads. */
 enum berth_code berth_http_start(const struct berth_http_options *options, struct berth_http **out,
                                  struct berth_err *err) BERTH_MUST_USE;
-/* Closes the listening sockets; keep-alive connections end after their present answer. Any thread. */
+/* Closes the listening sockets; keep-alive connections end after their present answer, idle ones at
+ * once. Any thread. */
 void berth_http_stop_accepting(struct berth_http *http);
 /* Open exchanges (a request was begun and is not answered yet). Any thread. */
 uint64_t berth_http_exchanges(struct berth_http *http);
@@ -85,7 +86,8 @@ void berth_http_stats(struct berth_http *http, struct berth_http_stats *out);
 const char *berth_http_method(const struct berth_exchange *exchange);
 const char *berth_http_path(const struct berth_exchange *exchange);  /* decoded, no query; see N4 */
 const char *berth_http_query(const struct berth_exchange *exchange); /* raw, "" if none */
-const char *berth_http_header(const struct berth_exchange *exchange, const char *name); /* or NULL */
+/* The first of that name, or NULL. */
+const char *berth_http_header(const struct berth_exchange *exchange, const char *name);
 int64_t berth_http_content_length(const struct berth_exchange *exchange); /* -1: chunked; 0: none */
 const char *berth_http_peer(const struct berth_exchange *exchange); /* "127.0.0.1:40000" */
 struct berth_arena *berth_http_arena(struct berth_exchange *exchange); /* freed after on_close */
@@ -126,7 +128,8 @@ struct berth_http_answer {
     bool close;               /* end the connection after it */
 };
 
-/* The whole answer; once an exchange. Any time between on_head and on_close. A HEAD request gets the
+/* The whole answer; once an exchange (later ones are dropped and released). Any time between on_head
+ * and on_close. A HEAD request gets the
  * head only. gzip is not applied. */
 void berth_http_answer(struct berth_exchange *exchange, const struct berth_http_answer *answer);
 /* A streamed answer (chunked): begin once, then chunks, then end. Takes chunk's bytes. */

@@ -383,12 +383,11 @@ static const char *read_field(const struct berth_http1_field *field, struct bert
             bool gzip = strcasecmp(field->value, "gzip") == 0 ||
                         strcasecmp(field->value, "x-gzip") == 0;
             bool none = field->value[0] == '\0' || strcasecmp(field->value, "identity") == 0;
-            head->coding = again  ? BERTH_HTTP1_CODING_UNKNOWN
-                           : gzip ? BERTH_HTTP1_GZIP
-                           : none ? BERTH_HTTP1_IDENTITY
-                           : strcasecmp(field->value, "deflate") == 0
-                               ? BERTH_HTTP1_DEFLATE
-                               : BERTH_HTTP1_CODING_UNKNOWN;
+            head->coding = again                                      ? BERTH_HTTP1_CODING_UNKNOWN
+                           : gzip                                     ? BERTH_HTTP1_GZIP
+                           : none                                     ? BERTH_HTTP1_IDENTITY
+                           : strcasecmp(field->value, "deflate") == 0 ? BERTH_HTTP1_DEFLATE
+                                                                      : BERTH_HTTP1_CODING_UNKNOWN;
         }
         return NULL;
     case 't':
@@ -538,9 +537,9 @@ static int hex_digit(char digit)
 static bool is_token_byte(unsigned char byte)
 {
     static const bool other[128] = {
-        ['!'] = true, ['#'] = true, ['$'] = true, ['%'] = true, ['&'] = true, ['\''] = true,
-        ['*'] = true, ['+'] = true, ['-'] = true, ['.'] = true, ['^'] = true, ['_'] = true,
-        ['`'] = true, ['|'] = true, ['~'] = true,
+        ['!'] = true,  ['#'] = true, ['$'] = true, ['%'] = true, ['&'] = true,
+        ['\''] = true, ['*'] = true, ['+'] = true, ['-'] = true, ['.'] = true,
+        ['^'] = true,  ['_'] = true, ['`'] = true, ['|'] = true, ['~'] = true,
     };
     return (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z') ||
            (byte >= '0' && byte <= '9') || (byte < 128 && other[byte]);

@@ -18,7 +18,7 @@
 #include "base/err.h"
 
 #define BERTH_HTTP1_FIELDS_MAX 100
-#define BERTH_HTTP1_CHUNK_LINE_MAX 256    /* a chunk's size and extensions */
+#define BERTH_HTTP1_CHUNK_LINE_MAX 256 /* a chunk's size and extensions */
 #define BERTH_HTTP1_TRAILER_BYTES_MAX 8192
 
 enum berth_http1_result {
@@ -41,8 +41,12 @@ struct berth_http1_field {
     const char *value;
 };
 
-enum berth_http1_coding { BERTH_HTTP1_IDENTITY, BERTH_HTTP1_GZIP, BERTH_HTTP1_DEFLATE,
-                          BERTH_HTTP1_CODING_UNKNOWN };
+enum berth_http1_coding {
+    BERTH_HTTP1_IDENTITY,
+    BERTH_HTTP1_GZIP,
+    BERTH_HTTP1_DEFLATE,
+    BERTH_HTTP1_CODING_UNKNOWN
+};
 
 /* All strings lie in the head's own bytes. */
 struct berth_http1_head {

@@ -426,9 +426,9 @@ static int gather(struct berth_conn *conn, struct iovec *pieces)
     struct berth_exchange *exchange = conn->exchange;
     int count = 0;
     if (conn->interim > 0) {
-        pieces[count++] = (struct iovec){
-            .iov_base = (char *)continue_line + BERTH_CONTINUE_LENGTH - conn->interim,
-            .iov_len = conn->interim};
+        pieces[count++] = (struct iovec){.iov_base = (char *)continue_line + BERTH_CONTINUE_LENGTH -
+                                                     conn->interim,
+                                         .iov_len = conn->interim};
     }
     size_t done = exchange->piece_done;
     for (size_t i = exchange->piece; exchange->answered && i < exchange->range_count + 2; i++) {
@@ -438,8 +438,8 @@ static int gather(struct berth_conn *conn, struct iovec *pieces)
             if (count == PIECES) {
                 break;
             }
-            pieces[count++] =
-                (struct iovec){.iov_base = (char *)bytes + done, .iov_len = length - done};
+            pieces[count++] = (struct iovec){.iov_base = (char *)bytes + done,
+                                             .iov_len = length - done};
         }
         done = 0;
     }

@@ -13,9 +13,9 @@
 
 #include "base/clock.h"
 
-#define FIRST_BYTES 65536              /* capacity of a body of unknown length */
+#define FIRST_BYTES 65536                 /* capacity of a body of unknown length */
 #define RUN_BYTES (2 * UINT64_C(1048576)) /* read in one run; then the others have a turn */
-#define IN_PLACE_BYTES 4096            /* that much left of a chunk is read in place */
+#define IN_PLACE_BYTES 4096               /* that much left of a chunk is read in place */
 #define RATE_GRACE_NS (30 * BERTH_NS_PER_S)
 
 static enum berth_step want_room(struct berth_conn *conn, uint64_t bytes);
@@ -247,8 +247,8 @@ static enum berth_step read_framed(struct berth_conn *conn, uint64_t *budget)
     return next;
 }
 
-/* Finds the next bytes of the body: *length of them, in conn->in unless that is empty and a chunk is
- * to be read in place. 0: there are no more. */
+/* Finds the next bytes of the body: *length of them, in conn->in unless that is empty and a chunk
+ * is to be read in place. 0: there are no more. */
 static enum berth_step next_data(struct berth_conn *conn, uint64_t *length)
 {
     struct berth_exchange *exchange = conn->exchange;

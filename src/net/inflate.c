@@ -46,9 +46,9 @@ enum berth_code berth_inflate_run(struct berth_inflate *coder, struct berth_infl
     io->in_used = 0;
     io->out_made = 0;
     if (coder->done) {
-        return io->in_length == 0 ? BERTH_OK
-                                  : berth_fail(err, BERTH_INVALID,
-                                               "bytes after the end of the compressed body");
+        return io->in_length == 0
+                   ? BERTH_OK
+                   : berth_fail(err, BERTH_INVALID, "bytes after the end of the compressed body");
     }
     if (io->out_length == 0) {
         return BERTH_OK;

@@ -6,8 +6,8 @@
  * the fewest (SO_REUSEPORT would spread them by hash). Without descriptors or memory for accept it
  * looks away for a while: the backlog holds who comes.
  *
- * The timer wheel is one level of lists. A deadline that moves later, as most do, costs a store: the
- * timer is looked at in its old slot and queued anew from there.
+ * The timer wheel is one level of lists. A deadline that moves later, as most do, costs a store:
+ * the timer is looked at in its old slot and queued anew from there.
  */
 #include "net/loop.h"
 
@@ -385,8 +385,7 @@ static void retry_paused(struct berth_loop *loop)
         return;
     }
     while (!berth_list_empty(&loop->paused)) {
-        struct berth_conn *conn =
-            BERTH_CONTAINER_OF(loop->paused.next, struct berth_conn, waiting);
+        struct berth_conn *conn = BERTH_CONTAINER_OF(loop->paused.next, struct berth_conn, waiting);
         if (!berth_body_retry(conn)) {
             break;
         }
@@ -407,8 +406,7 @@ static void run_ready(struct berth_loop *loop)
     }
     if (loop->t_accept_ns != 0 && loop->now_ns >= loop->t_accept_ns && loop->accepting) {
         struct berth_err err;
-        loop->t_accept_ns = listen_on(loop, &err) == BERTH_OK ? 0
-                                                              : loop->now_ns + ACCEPT_PAUSE_NS;
+        loop->t_accept_ns = listen_on(loop, &err) == BERTH_OK ? 0 : loop->now_ns + ACCEPT_PAUSE_NS;
     }
 }
 
@@ -425,8 +423,7 @@ static void accept_some(struct berth_loop *loop, const struct berth_listener *li
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
             if (loop->now_ns >= loop->t_accept_log_ns) {
-                berth_log_warn("net", 0, "cannot accept connections, waiting: %s",
-                               strerror(errno));
+                berth_log_warn("net", 0, "cannot accept connections, waiting: %s", strerror(errno));
                 loop->t_accept_log_ns = loop->now_ns + 10 * BERTH_NS_PER_S;
             }
             listen_off(loop);
@@ -454,9 +451,8 @@ static void hand_out(struct berth_loop *loop, int fd, const struct sockaddr_in6 
             to = &http->loops[i];
         }
     }
-    struct berth_conn *conn = open >= http->options.connections_max
-                                  ? NULL
-                                  : berth_conn_prepare(to, fd);
+    struct berth_conn *conn = open >= http->options.connections_max ? NULL
+                                                                    : berth_conn_prepare(to, fd);
     if (conn == NULL) {
         berth_stat_add(&loop->stats.connections_refused, 1);
         close(fd);
@@ -502,7 +498,8 @@ static void end_accepting(struct berth_loop *loop)
             loop->http->listeners[i].fd = -1;
         }
     }
-    BERTH_LIST_EACH_SAFE(link, &loop->conns) {
+    BERTH_LIST_EACH_SAFE(link, &loop->conns)
+    {
         struct berth_conn *conn = BERTH_CONTAINER_OF(link, struct berth_conn, link);
         if (berth_conn_idle(conn)) {
             berth_conn_abort(conn);

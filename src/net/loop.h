@@ -29,8 +29,8 @@ struct berth_tls;
 /* A deadline. Set and cleared in O(1): it stays in the slot it was put in and is looked at then. */
 struct berth_timer {
     struct berth_link link;
-    uint64_t t_due_ns;  /* 0: none */
-    uint64_t tick;      /* it is queued for; meaningless when not queued */
+    uint64_t t_due_ns; /* 0: none */
+    uint64_t tick;     /* it is queued for; meaningless when not queued */
 };
 
 /* Pooled buffers for heads and what follows them. */
@@ -55,10 +55,10 @@ struct berth_loop {
     struct berth_link ready;  /* conn->ready: to be run in this turn */
     struct berth_link paused; /* conn->waiting: want bytes of the budget, first come first served */
     uint64_t now_ns;
-    uint64_t t_retry_ns; /* next look at paused */
-    uint64_t t_accept_ns; /* acceptor only: accept again then; 0: accepting */
+    uint64_t t_retry_ns;      /* next look at paused */
+    uint64_t t_accept_ns;     /* acceptor only: accept again then; 0: accepting */
     uint64_t t_accept_log_ns; /* say that again then */
-    uint64_t tick;       /* wheel: everything before it has been looked at */
+    uint64_t tick;            /* wheel: everything before it has been looked at */
     struct berth_link slots[BERTH_LOOP_SLOTS];
     uint64_t slots_used[BERTH_LOOP_SLOTS / 64];
     struct berth_block *blocks_free;

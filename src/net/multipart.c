@@ -34,12 +34,12 @@ struct line {
 static enum berth_code malformed(struct berth_err *err, const char *message);
 static enum berth_code feed_delimited(struct berth_multipart *parser, const char *bytes,
                                       uint64_t length, bool *more, struct berth_err *err);
-static enum berth_code feed_head(struct berth_multipart *parser, const char *bytes,
-                                 uint64_t length, bool *more, struct berth_err *err);
+static enum berth_code feed_head(struct berth_multipart *parser, const char *bytes, uint64_t length,
+                                 bool *more, struct berth_err *err);
 static void feed_search(struct berth_multipart *parser, const char *bytes, uint64_t length,
                         bool *more);
-static enum berth_code read_head(struct berth_multipart_part *part, const char *head,
-                                 size_t length, struct berth_err *err);
+static enum berth_code read_head(struct berth_multipart_part *part, const char *head, size_t length,
+                                 struct berth_err *err);
 static enum berth_code read_line(struct berth_multipart_part *part, const struct line *line,
                                  bool *disposed, struct berth_err *err);
 static enum berth_code read_disposition(struct berth_multipart_part *part, const char *value,
@@ -131,7 +131,7 @@ enum berth_code berth_multipart_feed(struct berth_multipart *parser, const char 
 enum berth_code berth_multipart_end(const struct berth_multipart *parser, struct berth_err *err)
 {
     return parser->state == END ? BERTH_OK
-                                : malformed(err, "the multipart body ends before its last boundary");
+                                : malformed(err, "the form ends before its last boundary");
 }
 
 static enum berth_code malformed(struct berth_err *err, const char *message)
@@ -171,8 +171,8 @@ static enum berth_code feed_delimited(struct berth_multipart *parser, const char
     return BERTH_OK;
 }
 
-static enum berth_code feed_head(struct berth_multipart *parser, const char *bytes,
-                                 uint64_t length, bool *more, struct berth_err *err)
+static enum berth_code feed_head(struct berth_multipart *parser, const char *bytes, uint64_t length,
+                                 bool *more, struct berth_err *err)
 {
     const char *head = bytes + parser->mark;
     uint64_t there = length - parser->mark;
@@ -230,8 +230,8 @@ static void feed_search(struct berth_multipart *parser, const char *bytes, uint6
     *more = true;
 }
 
-static enum berth_code read_head(struct berth_multipart_part *part, const char *head,
-                                 size_t length, struct berth_err *err)
+static enum berth_code read_head(struct berth_multipart_part *part, const char *head, size_t length,
+                                 struct berth_err *err)
 {
     const char *end = head + length;
     bool disposed = false;
@@ -250,8 +250,8 @@ static enum berth_code read_head(struct berth_multipart_part *part, const char *
             colon[-1] == ' ' || colon[-1] == '\t') {
             return malformed(err, "malformed line in a part's head");
         }
-        struct line line = {.name = head, .name_length = (size_t)(colon - head),
-                            .value = colon + 1};
+        struct line line = {
+            .name = head, .name_length = (size_t)(colon - head), .value = colon + 1};
         while (line.value < line_end && (*line.value == ' ' || *line.value == '\t')) {
             line.value++;
         }
@@ -324,8 +324,8 @@ static bool is_name(const struct line *line, const char *name)
            strncasecmp(line->name, name, line->name_length) == 0;
 }
 
-/* *( OWS ";" OWS name "=" value ), from behind what stands before. The value keeps its quotes. NULL:
- * there is none; *wrong if something else stands there. */
+/* *( OWS ";" OWS name "=" value ), from behind what stands before. The value keeps its quotes.
+ * NULL: there is none; *wrong (never cleared) if something else stands there. */
 static const char *next_parameter(const char *at, const char *end, struct line *parameter,
                                   bool *wrong)
 {
@@ -337,13 +337,13 @@ static const char *next_parameter(const char *at, const char *end, struct line *
     if (at == end) {
         return NULL;
     }
-    *wrong = true;
     parameter->name = at;
     while (at < end && *at != '=' && *at != ' ' && *at != '\t' && *at != ';' && *at != '"') {
         at++;
     }
     parameter->name_length = (size_t)(at - parameter->name);
     if (!separated || parameter->name_length == 0 || at == end || *at != '=') {
+        *wrong = true;
         return NULL;
     }
     at++;
@@ -355,6 +355,7 @@ static const char *next_parameter(const char *at, const char *end, struct line *
             }
         }
         if (at == end) {
+            *wrong = true;
             return NULL;
         }
         at++;
@@ -364,7 +365,6 @@ static const char *next_parameter(const char *at, const char *end, struct line *
         }
     }
     parameter->value_length = (size_t)(at - parameter->value);
-    *wrong = false;
     return at;
 }
 
@@ -395,7 +395,7 @@ static void copy_cut(const char *value, size_t length, char *out)
     size_t made = 0;
     while (length > 0 && made < BERTH_MULTIPART_NAME_MAX) {
         size_t want = length < BERTH_MULTIPART_NAME_MAX - made ? length
-                                                              : BERTH_MULTIPART_NAME_MAX - made;
+                                                               : BERTH_MULTIPART_NAME_MAX - made;
         size_t valid = berth_utf8_valid_length(value, want);
         memcpy(out + made, value, valid);
         made += valid;

@@ -41,8 +41,7 @@ enum berth_code berth_tls_create(const char *cert_path, const char *key_path,
     }
     ERR_clear_error();
     tls->context = SSL_CTX_new(TLS_server_method());
-    if (tls->context == NULL ||
-        SSL_CTX_set_min_proto_version(tls->context, TLS1_2_VERSION) != 1) {
+    if (tls->context == NULL || SSL_CTX_set_min_proto_version(tls->context, TLS1_2_VERSION) != 1) {
         code = fail_tls(err, "cannot set TLS up", "");
         goto out;
     }

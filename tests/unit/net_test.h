@@ -95,8 +95,12 @@ static inline void script_later(struct script *script, struct berth_exchange *ex
         script_text(exchange, 503, "no memory");
         return;
     }
-    *job = (struct job){.exchange = exchange, .script = script, .delay_ms = 30, .detached = true,
-                        .queue = berth_http_queue(exchange), .post.deliver = job_deliver};
+    *job = (struct job){.exchange = exchange,
+                        .script = script,
+                        .delay_ms = 30,
+                        .detached = true,
+                        .queue = berth_http_queue(exchange),
+                        .post.deliver = job_deliver};
     berth_http_set_user(exchange, job);
     if (pthread_create(&thread, NULL, job_thread, job) != 0) {
         abort();
@@ -123,8 +127,7 @@ static inline void script_head(void *subject, struct berth_exchange *exchange)
     struct script *script = subject;
     const char *path = berth_http_path(exchange);
     atomic_fetch_add(&script->heads, 1);
-    if (strcmp(path, "/echo") == 0 || strcmp(path, "/hold") == 0 ||
-        strcmp(path, "/early") == 0) {
+    if (strcmp(path, "/echo") == 0 || strcmp(path, "/hold") == 0 || strcmp(path, "/early") == 0) {
         berth_http_accept_body(exchange, UINT64_C(1) << 30, false);
     } else if (strcmp(path, "/private") == 0) {
         berth_http_accept_body(exchange, UINT64_C(1) << 30, true);
@@ -155,10 +158,14 @@ static inline void script_head(void *subject, struct berth_exchange *exchange)
     } else if (strcmp(path, "/none") == 0) {
         berth_http_answer(exchange, &(struct berth_http_answer){.status = 204});
     } else if (strcmp(path, "/headers") == 0) {
-        struct berth_http_header headers[] = {{"X-Good", "yes"}, {"X-Bad", "a\r\nX-Evil: 1"},
-                                              {"Content-Length", "3"}, {"No Token", "x"}};
-        berth_http_answer(exchange, &(struct berth_http_answer){
-            .status = 405, .reason = "Not Allowed", .headers = headers, .header_count = 4});
+        struct berth_http_header headers[] = {{"X-Good", "yes"},
+                                              {"X-Bad", "a\r\nX-Evil: 1"},
+                                              {"Content-Length", "3"},
+                                              {"No Token", "x"}};
+        berth_http_answer(exchange, &(struct berth_http_answer){.status = 405,
+                                                                .reason = "Not Allowed",
+                                                                .headers = headers,
+                                                                .header_count = 4});
     } else if (strcmp(path, "/peer") == 0) {
         script_text(exchange, 200, berth_http_peer(exchange));
     } else {
@@ -182,8 +189,7 @@ static inline void script_body(void *subject, struct berth_exchange *exchange, u
 static inline void script_end(void *subject, struct berth_exchange *exchange)
 {
     struct script *script = subject;
-    struct berth_http_answer answer = {.status = 200,
-                                       .content_type = "application/octet-stream"};
+    struct berth_http_answer answer = {.status = 200, .content_type = "application/octet-stream"};
     struct berth_range whole;
     atomic_fetch_add(&script->ends, 1);
     if (strcmp(berth_http_path(exchange), "/hold") == 0) {
@@ -230,13 +236,25 @@ static inline struct berth_http_options script_options(struct script *script)
 {
     static const char *const listen[] = {"127.0.0.1:0"};
     return (struct berth_http_options){
-        .listen = listen, .listen_count = 1, .threads = 2, .connections_max = 20000,
-        .body_bytes_max = UINT64_C(1) << 30, .head_bytes_max = 16384, .body_rate_min = 1024,
-        .head_timeout_ns = 10 * BERTH_NS_PER_S, .body_timeout_ns = 10 * BERTH_NS_PER_S,
-        .write_timeout_ns = 10 * BERTH_NS_PER_S, .idle_timeout_ns = 60 * BERTH_NS_PER_S,
-        .admit_timeout_ns = 10 * BERTH_NS_PER_S, .slabs = script->slabs,
-        .handler = {.subject = script, .on_head = script_head, .on_body = script_body,
-                    .on_end = script_end, .on_close = script_close, .error_body = script_error},
+        .listen = listen,
+        .listen_count = 1,
+        .threads = 2,
+        .connections_max = 20000,
+        .body_bytes_max = UINT64_C(1) << 30,
+        .head_bytes_max = 16384,
+        .body_rate_min = 1024,
+        .head_timeout_ns = 10 * BERTH_NS_PER_S,
+        .body_timeout_ns = 10 * BERTH_NS_PER_S,
+        .write_timeout_ns = 10 * BERTH_NS_PER_S,
+        .idle_timeout_ns = 60 * BERTH_NS_PER_S,
+        .admit_timeout_ns = 10 * BERTH_NS_PER_S,
+        .slabs = script->slabs,
+        .handler = {.subject = script,
+                    .on_head = script_head,
+                    .on_body = script_body,
+                    .on_end = script_end,
+                    .on_close = script_close,
+                    .error_body = script_error},
     };
 }
 

@@ -1,4 +1,4 @@
-/* test_http1.c - heads and chunk framing: by the parser alone, cut at every byte, and on the wire. */
+/* test_http1.c - heads and chunk framing: by the parser alone, cut at every byte; on the wire. */
 #include "net_test.h"
 
 #define HOST "Host: a\r\n"
@@ -33,32 +33,38 @@ static const struct head_case head_cases[] = {
     {"chunked", "POST / HTTP/1.1\r\n" HOST "Transfer-Encoding: Chunked\r\n\r\n", 0, "/", ""},
 
     {"two empty lines first", "\r\n\r\n" OK_HEAD "\r\n", 400, NULL, NULL},
-    {"length and coding", "POST / HTTP/1.1\r\n" HOST
-     "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400, NULL, NULL},
-    {"coding and length", "POST / HTTP/1.1\r\n" HOST
-     "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", 400, NULL, NULL},
-    {"two lengths", "POST / HTTP/1.1\r\n" HOST
-     "Content-Length: 3\r\nContent-Length: 4\r\n\r\n", 400, NULL, NULL},
-    {"two equal lengths", "POST / HTTP/1.1\r\n" HOST
-     "Content-Length: 3\r\nContent-Length: 3\r\n\r\n", 400, NULL, NULL},
+    {"length and coding",
+     "POST / HTTP/1.1\r\n" HOST "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n", 400,
+     NULL, NULL},
+    {"coding and length",
+     "POST / HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n", 400,
+     NULL, NULL},
+    {"two lengths", "POST / HTTP/1.1\r\n" HOST "Content-Length: 3\r\nContent-Length: 4\r\n\r\n",
+     400, NULL, NULL},
+    {"two equal lengths",
+     "POST / HTTP/1.1\r\n" HOST "Content-Length: 3\r\nContent-Length: 3\r\n\r\n", 400, NULL, NULL},
     {"list of lengths", "POST / HTTP/1.1\r\n" HOST "Content-Length: 3, 3\r\n\r\n", 400, NULL, NULL},
     {"signed length", "POST / HTTP/1.1\r\n" HOST "Content-Length: +3\r\n\r\n", 400, NULL, NULL},
     {"negative length", "POST / HTTP/1.1\r\n" HOST "Content-Length: -3\r\n\r\n", 400, NULL, NULL},
     {"hex length", "POST / HTTP/1.1\r\n" HOST "Content-Length: 0x3\r\n\r\n", 400, NULL, NULL},
     {"empty length", "POST / HTTP/1.1\r\n" HOST "Content-Length:\r\n\r\n", 400, NULL, NULL},
-    {"long length", "POST / HTTP/1.1\r\n" HOST
-     "Content-Length: 1000000000000000000\r\n\r\n", 400, NULL, NULL},
-    {"two codings", "POST / HTTP/1.1\r\n" HOST
-     "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", 400, NULL, NULL},
-    {"gzip, chunked", "POST / HTTP/1.1\r\n" HOST
-     "Transfer-Encoding: gzip, chunked\r\n\r\n", 400, NULL, NULL},
+    {"long length", "POST / HTTP/1.1\r\n" HOST "Content-Length: 1000000000000000000\r\n\r\n", 400,
+     NULL, NULL},
+    {"two codings",
+     "POST / HTTP/1.1\r\n" HOST "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+     400, NULL, NULL},
+    {"gzip, chunked", "POST / HTTP/1.1\r\n" HOST "Transfer-Encoding: gzip, chunked\r\n\r\n", 400,
+     NULL, NULL},
     {"identity", "POST / HTTP/1.1\r\n" HOST "Transfer-Encoding: identity\r\n\r\n", 400, NULL, NULL},
     {"xchunked", "POST / HTTP/1.1\r\n" HOST "Transfer-Encoding: xchunked\r\n\r\n", 400, NULL, NULL},
-    {"vertical tab", "POST / HTTP/1.1\r\n" HOST
-     "Transfer-Encoding: \x0b" "chunked\r\n\r\n", 400, NULL, NULL},
-    {"coding in 1.0", "POST / HTTP/1.0\r\n" HOST
-     "Transfer-Encoding: chunked\r\n\r\n", 400, NULL, NULL},
-    {"blank before colon", "POST / HTTP/1.1\r\n" HOST "Content-Length : 3\r\n\r\n", 400, NULL, NULL},
+    {"vertical tab",
+     "POST / HTTP/1.1\r\n" HOST "Transfer-Encoding: \x0b"
+     "chunked\r\n\r\n",
+     400, NULL, NULL},
+    {"coding in 1.0", "POST / HTTP/1.0\r\n" HOST "Transfer-Encoding: chunked\r\n\r\n", 400, NULL,
+     NULL},
+    {"blank before colon", "POST / HTTP/1.1\r\n" HOST "Content-Length : 3\r\n\r\n", 400, NULL,
+     NULL},
     {"tab before colon", "POST / HTTP/1.1\r\n" HOST "Content-Length\t: 3\r\n\r\n", 400, NULL, NULL},
     {"blank in a name", OK_HEAD "A b: c\r\n\r\n", 400, NULL, NULL},
     {"empty name", OK_HEAD ": c\r\n\r\n", 400, NULL, NULL},
@@ -110,7 +116,7 @@ static const struct head_case head_cases[] = {
     {"TLS hello", "\x16\x03\x01", 400, NULL, NULL},
 };
 
-/* Scans in pieces of `step` bytes, then parses. Returns the status, 0 if taken, -1 if unfinished. */
+/* Scans in pieces of `step` bytes, then parses. The status; 0 if taken, -1 if unfinished. */
 static int read_head(const char *bytes, size_t length, size_t step, struct berth_http1_head *head)
 {
     static char copy[1 << 16];
@@ -119,7 +125,7 @@ static int read_head(const char *bytes, size_t length, size_t step, struct berth
     int status = -1;
     assert_true(length <= sizeof(copy));
     memcpy(copy, bytes, length);
-    for (size_t there = step; ; there += step) {
+    for (size_t there = step;; there += step) {
         there = there < length ? there : length;
         switch (berth_http1_scan(&scan, copy, there, &status, &err)) {
         case BERTH_HTTP1_WRONG:
@@ -361,9 +367,10 @@ static void test_bytes_one_by_one(void **state)
 {
     struct script script;
     script_start(&script, 64 << 20, NULL);
-    const char *bytes = "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"
-                        "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
-                        "3\r\nabc\r\n2;x\r\nde\r\n0\r\nT: 1\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n";
+    const char *bytes =
+        "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"
+        "POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        "3\r\nabc\r\n2;x\r\nde\r\n0\r\nT: 1\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n";
     int fd = client_connect(&script);
     for (const char *at = bytes; *at != '\0'; at++) {
         client_send(fd, at, 1);
@@ -389,7 +396,8 @@ static void test_garbage(void **state)
         size_t length = 0;
         int fd = client_connect(&script);
         if (round % 3 == 0) {
-            length = (size_t)snprintf(bytes, sizeof(bytes), "POST /echo HTTP/1.1\r\nHost: a\r\n%s\r\n",
+            length = (size_t)snprintf(bytes, sizeof(bytes),
+                                      "POST /echo HTTP/1.1\r\nHost: a\r\n%s\r\n",
                                       round % 2 == 0 ? "Transfer-Encoding: chunked\r\n"
                                                      : "Content-Encoding: gzip\r\n"
                                                        "Content-Length: 300\r\n");

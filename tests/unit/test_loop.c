@@ -152,9 +152,12 @@ static void test_pipelining(void **state)
     struct script script;
     script_start(&script, 64 << 20, NULL);
     int fd = client_connect(&script);
-    client_puts(fd, GET("/later") GET("/x") "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n"
-                    "\r\nabc" GET("/later") "\r\n" GET("/stream") "POST /refuse HTTP/1.1\r\n"
-                    "Host: a\r\nContent-Length: 2\r\n\r\nab" GET("/x"));
+    client_puts(fd,
+                GET("/later")
+                    GET("/x") "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n"
+                              "\r\nabc" GET("/later") "\r\n" GET(
+                                  "/stream") "POST /refuse HTTP/1.1\r\n"
+                                             "Host: a\r\nContent-Length: 2\r\n\r\nab" GET("/x"));
     client_expect(fd, 200, "late");
     client_expect(fd, 200, "hello");
     client_expect(fd, 200, "abc");
@@ -162,7 +165,7 @@ static void test_pipelining(void **state)
     client_expect(fd, 200, "data: 0\n\ndata: 1\n\ndata: 2\n\n");
     client_expect(fd, 413, NULL);
     client_expect(fd, 200, "hello"); /* a refused body that is there is used up */
-    for (int i = 0; i < 200; i++) { /* more than one run's steps */
+    for (int i = 0; i < 200; i++) {  /* more than one run's steps */
         client_puts(fd, GET("/x"));
     }
     for (int i = 0; i < 200; i++) {
@@ -212,7 +215,8 @@ static void test_early_refusal(void **state)
         static const char *const paths[] = {"/refuse", "/small", "/early"};
         int fd = client_connect(&script);
         if (i % 3 == 2) {
-            client_puts(fd, "POST /early HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
+            client_puts(fd,
+                        "POST /early HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n");
             for (size_t at = 0; at < length; at += 1 << 16) {
                 client_puts(fd, "10000\r\n");
                 client_send(fd, body + at, 1 << 16);
@@ -246,8 +250,9 @@ static void send_chunked(int fd, const char *body, size_t length, size_t chunk)
 
 static void test_chunked(void **state)
 {
-    static const size_t cases[][2] = {{0, 1}, {1, 1}, {1000, 1}, {100000, 999}, {65536, 4096},
-                                      {65537, 65537}, {3 << 20, 8192}, {5 << 20, 1 << 20}};
+    static const size_t cases[][2] = {
+        {0, 1},        {1, 1},         {1000, 1},       {100000, 999},
+        {65536, 4096}, {65537, 65537}, {3 << 20, 8192}, {5 << 20, 1 << 20}};
     const char *head = "Host: a\r\nTransfer-Encoding: chunked\r\n\r\n";
     struct script script;
     script_start(&script, 64 << 20, NULL);
@@ -340,12 +345,10 @@ static void test_compressed_wrong(void **state)
         size_t length;
         int status;
     } cases[] = {
-        {"/small", "gzip", bomb, made, 413},           /* inflates past the limit */
-        {"/echo", "gzip", bomb, made - 1, 400},        /* cut off */
-        {"/echo", "gzip", "not gzip", 8, 400},
-        {"/echo", "deflate", "\x1f\x8b\x08", 3, 400},
-        {"/echo", "br", "x", 1, 415},
-        {"/echo", "gzip, gzip", "x", 1, 415},
+        {"/small", "gzip", bomb, made, 413},    /* inflates past the limit */
+        {"/echo", "gzip", bomb, made - 1, 400}, /* cut off */
+        {"/echo", "gzip", "not gzip", 8, 400},  {"/echo", "deflate", "\x1f\x8b\x08", 3, 400},
+        {"/echo", "br", "x", 1, 415},           {"/echo", "gzip, gzip", "x", 1, 415},
         {"/echo", "identity", "x", 1, 200},
     };
     for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
@@ -663,9 +666,9 @@ static void test_listen(void **state)
     struct berth_err err;
     struct berth_http *http = NULL;
     char taken[64];
-    static const char *const wrong[] = {"127.0.0.1", "127.0.0.1:", "127.0.0.1:x", ":80", "::1:80",
-                                        "[::1]80", "[::1:80", "[]:80", "127.0.0.1:123456",
-                                        "999.0.0.1:0", "127.0.0.1:70000", ""};
+    static const char *const wrong[] = {
+        "127.0.0.1", "127.0.0.1:", "127.0.0.1:x",      ":80",         "::1:80",          "[::1]80",
+        "[::1:80",   "[]:80",      "127.0.0.1:123456", "999.0.0.1:0", "127.0.0.1:70000", ""};
     script_start(&script, 64 << 20, NULL);
     snprintf(taken, sizeof(taken), "127.0.0.1:%u", berth_http_port(script.http, 0));
     const char *listen[] = {"127.0.0.1:0", taken};
@@ -726,7 +729,8 @@ static void test_allocation_failures(void **state)
         "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc",
         ("POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
          "3\r\nabc\r\n0\r\n\r\n"),
-        "POST /private HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
+        "POST /private HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\n"
+        "Content-Length: 4\r\n\r\nabcd",
         "GET / HTTP/1.1\nx",
         "POST /refuse HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc",
     };

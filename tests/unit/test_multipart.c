@@ -23,7 +23,8 @@ static void test_content_types(void **state)
         {"multipart/form-data; boundary=abc", "\r\n--abc"},
         {"Multipart/Form-Data;boundary=abc", "\r\n--abc"},
         {"multipart/form-data ; charset=utf-8 ; Boundary=\"a b\"", "\r\n--a b"},
-        {"multipart/form-data; boundary=----WebKitFormBoundary7MA4YWxk", "\r\n------WebKitFormBoundary7MA4YWxk"},
+        {"multipart/form-data; boundary=----WebKitFormBoundary7MA4YWxk",
+         "\r\n------WebKitFormBoundary7MA4YWxk"},
         {"multipart/form-data; boundary=a; other=\"x;boundary=y\"", "\r\n--a"},
         {"multipart/form-data; boundary='()+_,-./:=?", "\r\n--'()+_,-./:=?"},
         {NULL, NULL},
@@ -62,6 +63,9 @@ static void test_content_types(void **state)
         memset(type, 'b', sizeof(type));
         memcpy(type, "multipart/form-data; boundary=", 30);
         type[30 + length] = '\0';
+        assert_int_equal(berth_multipart_init(&parser, type, NULL),
+                         length == 70 ? BERTH_OK : BERTH_INVALID);
+        memcpy(type + 30 + length, "; x=y", 6); /* what is wrong stays wrong */
         assert_int_equal(berth_multipart_init(&parser, type, NULL),
                          length == 70 ? BERTH_OK : BERTH_INVALID);
     }
@@ -105,26 +109,36 @@ static const struct form_case good[] = {
     {"--B--\r\n", 0, {{0}}},
     {"--B--", 0, {{0}}},
     {"--B\r\n" PART("a") "\r\n--B--", 0, {{"a", NULL, "", ""}}},
-    {"--B\r\n" PART("a") "1\r\n--B\r\n" PART("b") "22\r\n--B--\r\nepilogue\r\n--B\r\n", 0,
+    {"--B\r\n" PART("a") "1\r\n--B\r\n" PART("b") "22\r\n--B--\r\nepilogue\r\n--B\r\n",
+     0,
      {{"a", NULL, "", "1"}, {"b", NULL, "", "22"}}},
     {"preamble\r\n--B\r\n" PART("a") "x\r\n--B--", 0, {{"a", NULL, "", "x"}}},
     {"\r\n--B\r\n" PART("a") "x\r\n--B--", 0, {{"a", NULL, "", "x"}}},
-    {"--B \t\r\n" PART("a") "x\r\n--B  \r\n" PART("b") "y\r\n--B--", 0,
+    {"--B \t\r\n" PART("a") "x\r\n--B  \r\n" PART("b") "y\r\n--B--",
+     0,
      {{"a", NULL, "", "x"}, {"b", NULL, "", "y"}}},
-    {"--B\r\n" PART("a") "\r\n--\r\n--A\r\n-B--B\r\r\n\r\n--B--", 0,
+    {"--B\r\n" PART("a") "\r\n--\r\n--A\r\n-B--B\r\r\n\r\n--B--",
+     0,
      {{"a", NULL, "", "\r\n--\r\n--A\r\n-B--B\r\r\n"}}},
     {"--B\r\n" PART("a") "\r\n\r\n\r\n--B--", 0, {{"a", NULL, "", "\r\n\r\n"}}},
     {"--B\r\ncontent-disposition:form-data;name=a;filename=\"x.wav\"\r\nCONTENT-TYPE: audio/wav\r\n"
-     "X-Other: 1\r\nContent-Transfer-Encoding: binary\r\n\r\nRIFF\r\n--B--", 0,
+     "X-Other: 1\r\nContent-Transfer-Encoding: binary\r\n\r\nRIFF\r\n--B--",
+     0,
      {{"a", "x.wav", "audio/wav", "RIFF"}}},
     {"--B\r\nContent-Disposition: form-data; filename=\"a\\\"b\\\\c\\d.wav\"; name=\"n\"\r\n\r\n"
-     "\r\n--B--", 0, {{"n", "a\"b\\c\\d.wav", "", ""}}},
-    {"--B\r\nContent-Disposition: form-data; name=\"f\"; filename=\"\"\r\n\r\n\r\n--B--", 0,
+     "\r\n--B--",
+     0,
+     {{"n", "a\"b\\c\\d.wav", "", ""}}},
+    {"--B\r\nContent-Disposition: form-data; name=\"f\"; filename=\"\"\r\n\r\n\r\n--B--",
+     0,
      {{"f", "", "", ""}}},
     {"--B\r\nContent-Disposition: form-data; name=\"f\"; filename*=UTF-8''x.wav\r\n\r\n\r\n--B--",
-     0, {{"f", "", "", ""}}},
-    {"--B\r\nContent-Disposition: form-data; name=\"\xc3\xa9\"; filename=\"\xe9x\"\r\n\r\n\r\n--B--",
-     0, {{"\xc3\xa9", "_x", "", ""}}},
+     0,
+     {{"f", "", "", ""}}},
+    {"--B\r\nContent-Disposition: form-data; name=\"\xc3\xa9\"; filename=\"\xe9x\"\r\n\r\n"
+     "\r\n--B--",
+     0,
+     {{"\xc3\xa9", "_x", "", ""}}},
     {"--B\r\n" PART("") "x\r\n--B--", 0, {{"", NULL, "", "x"}}},
 };
 
@@ -262,19 +276,22 @@ static void test_limits(void **state)
         char long_name[200];
         memset(long_name, 'n', sizeof(long_name));
         long_name[name] = '\0';
-        size_t length = (size_t)snprintf(bytes, sizeof(bytes),
-            "--B\r\nContent-Disposition: form-data; name=\"%s\"; filename=\"%s%s\"\r\n\r\n\r\n--B--",
+        size_t length = (size_t)snprintf(
+            bytes, sizeof(bytes),
+            "--B\r\nContent-Disposition: form-data; name=\"%s\"; filename=\"%s%s\"\r\n\r\n"
+            "\r\n--B--",
             name == 128 ? long_name : "a", long_name, long_name);
         assert_int_equal(parse(&parser, bytes, length, length, 1), BERTH_OK);
         assert_int_equal(strlen(parser.parts[0].filename), BERTH_MULTIPART_NAME_MAX);
-        length = (size_t)snprintf(bytes, sizeof(bytes),
-            "--B\r\nContent-Disposition: form-data; name=\"%s\"\r\n\r\n\r\n--B--", long_name);
+        length = (size_t)snprintf(
+            bytes, sizeof(bytes),
+            "--B\r\nContent-Disposition: form-data; name=\"%s\"; x=y\r\n\r\n\r\n--B--", long_name);
         assert_int_equal(parse(&parser, bytes, length, length, 1),
                          name == 128 ? BERTH_OK : BERTH_INVALID);
     }
     /* A filename is cut between characters. */
-    size_t length = (size_t)snprintf(bytes, sizeof(bytes),
-        "--B\r\nContent-Disposition: form-data; name=\"a\"; filename=\"x");
+    size_t length = (size_t)snprintf(
+        bytes, sizeof(bytes), "--B\r\nContent-Disposition: form-data; name=\"a\"; filename=\"x");
     for (int i = 0; i < 80; i++) {
         length += (size_t)snprintf(bytes + length, sizeof(bytes) - length, "\xc3\xa9");
     }
@@ -286,8 +303,9 @@ static void test_limits(void **state)
 /* Random bodies, random cuts: always what the whole gives. */
 static void test_random(void **state)
 {
-    static const char *const words[] = {"--B", "\r\n", "\r", "\n", "--", "B", PART("a"), "\r\n--B",
-                                        "\r\n--B\r\n", "x", ": ", "\"", ";", "name=", "\r\n--B--"};
+    static const char *const words[] = {"--B", "\r\n",    "\r",      "\n",          "--",
+                                        "B",   PART("a"), "\r\n--B", "\r\n--B\r\n", "x",
+                                        ": ",  "\"",      ";",       "name=",       "\r\n--B--"};
     srand(4711);
     for (int round = 0; round < 20000; round++) {
         static struct berth_multipart whole, cut;
@@ -312,12 +330,9 @@ static void test_random(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_content_types),
-        cmocka_unit_test(test_good),
-        cmocka_unit_test(test_bad),
-        cmocka_unit_test(test_early),
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_content_types), cmocka_unit_test(test_good),
+        cmocka_unit_test(test_bad),           cmocka_unit_test(test_early),
+        cmocka_unit_test(test_limits),        cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

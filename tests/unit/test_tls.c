@@ -151,8 +151,10 @@ static void test_requests(void **state)
             for (size_t j = 0; j < length; j++) {
                 body[j] = (char)(j * 2654435761u >> 13);
             }
-            int made = snprintf(head, sizeof(head), "POST /echo HTTP/1.1\r\nHost: a\r\n"
-                                "Content-Length: %zu\r\n\r\n", length);
+            int made = snprintf(head, sizeof(head),
+                                "POST /echo HTTP/1.1\r\nHost: a\r\n"
+                                "Content-Length: %zu\r\n\r\n",
+                                length);
             secure_write(ssl, head, (size_t)made);
             secure_write(ssl, body, length);
             secure_expect(ssl, "200", body, length);
