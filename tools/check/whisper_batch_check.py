@@ -50,13 +50,13 @@ def main(folder, wav):
     crosses = [model.encode(mel) for mel in windows(load_wav(wav), model.config["num_mel_bins"])]
     ids = [model.sot, 50363, 632, 373, 262, 1266, 286, 1661, 11, 340]
     silent, loud = (crosses[1], [model.sot, 220], 0), (crosses[2], [50863, 1, 13], 0)
-    noisy, long = (crosses[3], [999, 30000, 7], 2), (crosses[4], [5, 6, 7, 8], 200)
+    noisy, long = (crosses[3], [999, 30000, 7], 2), (crosses[4], [5, 6, 7, 8], 60)
     odd, bad = (crosses[5], [11], 40), 0
     solo = row_alone(model, crosses[0], ids, [], 1, 0)
-    for batch in (2, 3, 4, 5, 6, 7, 8):
+    for batch in (2, 3, 5, 8):
         reference = None
         for others in ([silent], [loud], [noisy], [long], [odd, long, loud, silent, noisy]):
-            for place in (0, batch // 2, batch - 1):
+            for place in {0, batch // 2, batch - 1}:
                 got = row_alone(model, crosses[0], ids, others, batch, place)
                 reference = got if reference is None else reference
                 if not np.array_equal(got, reference):

@@ -113,6 +113,7 @@ class Whisper:
         self.past = [i.name for i in inputs if i.name.startswith("past_")]
         self.cross = [(i.name, i.shape[1:], np.float32 if "float16" not in i.type else np.float16)
                       for i in inputs if i.name.startswith("cross_")]
+        self.aligns = "align_scores" in [o.name for o in self.decoder.get_outputs()]
         g = self.generation
         self.eot, self.sot = g["eos_token_id"], g["decoder_start_token_id"]
         self.no_timestamps = g["no_timestamps_token_id"]
@@ -131,7 +132,8 @@ class Whisper:
         slots.lengths[row] = 0
 
     def run(self, slots, ids, first=0, logit_rows=None, align=False):
-        """One call over the slots first..first+B-1; ids (B,T). -> logits (R,V), align_scores."""
+        """One call over the slots first..first+B-1; ids (B,T). -> logits (R,V), align_scores
+        where asked for."""
         batch, steps = ids.shape
         rows = slice(first, first + batch)
         binding = self.decoder.io_binding()
@@ -155,11 +157,12 @@ class Whisper:
             binding.bind_output(name.replace("past", "present"), "cpu", 0, np.float32, view.shape,
                                 view.ctypes.data)
         binding.bind_output("logits")
-        binding.bind_output("align_scores")
+        if align and self.aligns:
+            binding.bind_output("align_scores")
         self.decoder.run_with_iobinding(binding)
         slots.lengths[rows] += steps
-        logits, scores = (o.numpy() for o in binding.get_outputs()[-2:])
-        return logits, scores
+        found = [o.numpy() for o in binding.get_outputs()[len(self.past):]]
+        return found[0], found[1] if len(found) > 1 else None
 
 
 class Row:

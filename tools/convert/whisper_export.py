@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A CTranslate2 Whisper folder -> the common ONNX export form (Hugging Face optimum's files and
+"""A Whisper folder (see whisper.py) -> the common ONNX export form (Hugging Face optimum's files and
 names), so that the engine's support of that form can be tested without the network.
 
 encoder_model.onnx            input_features -> last_hidden_state
@@ -10,12 +10,10 @@ decoder_model_merged.onnx     both behind an If on use_cache_branch
 usage: whisper_export.py MODEL_DIR OUT_DIR"""
 import argparse
 import pathlib
-import shutil
 
-import ct2_reader
 import numpy as np
-import whisper_side as side
 from onnx_graph import BOOL, FLOAT, INT64
+from whisper import load
 from whisper_graphs import HEAD, WhisperGraph, count_layers
 
 
@@ -202,13 +200,12 @@ def decoder_merged(weights, heads):
 def convert(source, out):
     source, out = pathlib.Path(source), pathlib.Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    weights, heads, config = ct2_reader.load_whisper(source)
+    weights, heads, _, write_side_files = load(source)
     encoder(weights, heads).save(out / "encoder_model.onnx", "encoder")
     decoder(weights, heads, False).save(out / "decoder_model.onnx", "decoder")
     decoder(weights, heads, True).save(out / "decoder_with_past_model.onnx", "decoder_with_past")
     decoder_merged(weights, heads).save(out / "decoder_model_merged.onnx", "decoder_merged")
-    side.write_all(out, weights, heads, config)
-    shutil.copyfile(source / "tokenizer.json", out / "tokenizer.json")
+    write_side_files(out)
 
 
 if __name__ == "__main__":

@@ -306,5 +306,6 @@ def decoder(weights, heads, int8, pairs):
     else:
         g.op("Gemm", y, g.const(None, "embed"), transB=1, out="logits")
     g.output("logits", FLOAT, ["R", vocab])
-    _alignment(g, queries, pairs, frames)
+    if pairs:
+        _alignment(g, queries, pairs, frames)
     return g
