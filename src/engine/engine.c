@@ -36,7 +36,7 @@ static const char *const engine_names[] = {
     NULL,
 };
 
-/* What Triton's configs say, and which engine that is; whether the build has it is another thing. */
+/* What Triton's configs say, and which engine that is, whether the build has it or not. */
 static const struct {
     const char *word;
     const char *engine;

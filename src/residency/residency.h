@@ -1,4 +1,4 @@
-/* residency.h - the ledger of one device: who holds memory, and who leaves when there is too little.
+/* residency.h - the ledger of one device: who holds memory, and who leaves when it is short.
  *
  * In:      reserve, correct, pin, unpin, leave, release.   Out: OK, BUSY, TOO_LARGE; victims.
  * Owns:    nothing but the sums.                           Borrows: leases, while they are in it.
@@ -21,7 +21,7 @@ struct berth_lease {
     uint64_t bytes;
     uint64_t pins;          /* queued and running work, a load under way: never a victim (R3) */
     bool keep;              /* loaded by a person's or the start's decision: never a victim (R3) */
-    bool leaving;           /* its unload is under way; the bytes count until it is confirmed (R4) */
+    bool leaving;           /* its unload is under way; the bytes count until that is done (R4) */
     uint64_t t_used_ns;     /* last time it was pinned or unpinned */
     void *owner;            /* the user's own */
 };

@@ -1,9 +1,9 @@
 /* batcher.h - how tickets of one loaded model become messages to its instances.
  *
  * Three kinds: direct.c (one request a call), dynamic.c (Triton's dynamic batcher), steps.c (rows
- * join and leave between steps). A sequence batcher takes its place beside them. The dispatcher asks
- * pick whether there is something to do, chooses among copies, and then calls start.
- * Threads: the controller's only. Batchers never read the clock (S1).
+ * join and leave between steps). A sequence batcher takes its place beside them. The dispatcher
+ * asks pick whether there is something to do, chooses among copies, and then calls start. Threads:
+ * the controller's only. Batchers never read the clock (S1).
  */
 #ifndef BERTH_BATCHER_H
 #define BERTH_BATCHER_H
@@ -59,7 +59,7 @@ void berth_batcher_destroy(struct berth_batcher *batcher); /* NULL is fine */
 enum berth_code berth_batcher_put(struct berth_batcher *batcher, struct berth_ticket *ticket,
                                   struct berth_err *err) BERTH_MUST_USE;
 void berth_batcher_remove(struct berth_batcher *batcher, struct berth_ticket *ticket);
-/* Its queue timeout is over: true if it is to be refused, false if it goes on at the end (DELAY). */
+/* Its queue timeout is over: true if it is to be refused, false if it goes to the end (DELAY). */
 bool berth_batcher_timeout(struct berth_batcher *batcher, struct berth_ticket *ticket);
 /* In the order they are served; NULL after the last. `after` NULL: the first. */
 struct berth_ticket *berth_batcher_next(const struct berth_batcher *batcher,

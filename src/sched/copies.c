@@ -2,8 +2,8 @@
  *
  *     PENDING -> LOADING -> WARM -> RETIRING -> UNLOADING -> gone
  *
- * Rules R1 to R9 in residency/README.md. A copy that is no longer wanted while it loads is abandoned:
- * the load is not torn down half-way, its end is followed by the unload.
+ * Rules R1 to R9 in residency/README.md. A copy that is no longer wanted while it loads is
+ * abandoned: the load is not torn down half-way, its end is followed by the unload.
  */
 #include <inttypes.h>
 
@@ -242,7 +242,8 @@ static enum berth_code settle_in(struct berth_copy *copy, struct berth_err *err)
         bool never = copy->lease.bytes > ledger->bytes_max;
         enum berth_code code = berth_fail(
             err, never ? BERTH_TOO_LARGE : BERTH_UNAVAILABLE,
-            "it took %" PRIu64 " bytes, %" PRIu64 " more than there are", copy->lease.bytes, missing);
+            "it took %" PRIu64 " bytes, %" PRIu64 " more than there are", copy->lease.bytes,
+            missing);
         err->retry_after_ms = never ? 0 : berth_retry_ms(1, copy->sched->load_ns);
         return code;
     }

@@ -1,7 +1,7 @@
 /* counters.c - what the statistics say, counted as Triton counts it (S13).
  *
- * Written by the controller only, read by any thread, so every field is an atomic. A request refused
- * before it was queued counts nowhere; its times count only when it succeeded.
+ * Written by the controller only, read by any thread, so every field is an atomic. A request
+ * refused before it was queued counts nowhere; its times count only when it succeeded.
  */
 #include "sched/controller.h"
 

@@ -2,14 +2,14 @@
  *
  * Deficit round robin in its virtual-time form: each copy carries the device time it has had; the
  * runnable copy with the least is next. A message is charged its expected time when it is sent and
- * corrected to the measured time when it is back. A copy that comes back after a pause starts at the
- * device's present virtual time, so idling saves nothing up, and a slow model that just had its turn
- * waits until the others have had as much. Rejected: rounds of quanta (with run times from 50 us to
- * 500 ms no quantum is right).
+ * corrected to the measured time when it is back. A copy that comes back after a pause starts at
+ * the device's present virtual time, so idling saves nothing up, and a slow model that just had its
+ * turn waits until the others have had as much. Rejected: rounds of quanta (with run times from 50
+ * us to 500 ms no quantum is right).
  *
- * A copy is in device->ready while it may have work for a seat. Whatever may change that marks it: a
- * ticket queued or gone, a message back, its batcher's timer. That is all it takes to lose no wake-up
- * (S10).
+ * A copy is in device->ready while it may have work for a seat. Whatever may change that marks it:
+ * a ticket queued or gone, a message back, its batcher's timer. That is all it takes to lose no
+ * wake-up (S10).
  */
 #include "sched/controller.h"
 

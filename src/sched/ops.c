@@ -1,7 +1,8 @@
-/* ops.c - admin operations: load, unload, ensure, scan, drain, and what a control mode does at start.
+/* ops.c - admin operations: load, unload, ensure, scan, drain, and what a mode does at start.
  *
- * An operation ends when nothing it waits for is left: the repository, descriptions, loads, unloads.
- * Its first error is its answer. The controller's own (start, poll) are operations nobody waits for.
+ * An operation ends when nothing it waits for is left: the repository, descriptions, loads,
+ * unloads. Its first error is its answer. The controller's own (start, poll) are operations nobody
+ * waits for.
  */
 #include "sched/ops.h"
 
@@ -362,7 +363,7 @@ static void settle_waits(struct berth_runtime *runtime, bool unloads, const stru
         berth_free(wait);
         op->waiting--;
         if (err != NULL && err->code != BERTH_OK && op->kind != BERTH_ADMIN_SCAN) {
-            berth_op_fail(op, err); /* a scan did what it should; the model's state tells the rest */
+            berth_op_fail(op, err); /* a scan did its part; the model's state tells the rest */
         }
         berth_op_check(op);
     }

@@ -88,7 +88,8 @@ void berth_runtime_want(struct berth_ticket *ticket)
     }
     ticket->request->cold = true;
     if (sched->options.cold_wait_ns == 0) {
-        refuse(ticket, BERTH_UNAVAILABLE, berth_runtime_predict_ms(runtime), "the model is loading");
+        refuse(ticket, BERTH_UNAVAILABLE, berth_runtime_predict_ms(runtime),
+               "the model is loading");
         return;
     }
     ticket->state = BERTH_TICKET_WAITING;

@@ -83,12 +83,12 @@ enum berth_code berth_sched_create(const struct berth_sched_options *options,
                                    struct berth_sched **out, struct berth_err *err) BERTH_MUST_USE;
 /* Starts the controller thread (production). In virtual time call berth_sched_turn instead. */
 enum berth_code berth_sched_start(struct berth_sched *sched, struct berth_err *err) BERTH_MUST_USE;
-/* Ends the thread; requests still there are answered UNAVAILABLE; models are unloaded. NULL is fine. */
+/* Ends the thread; answers requests still there UNAVAILABLE; unloads models. NULL is fine. */
 void berth_sched_destroy(struct berth_sched *sched);
 
 /* Any thread. On OK the controller has its own reference and will complete the request; on error
- * (BUSY with retry_after_ms, UNAVAILABLE while draining) nothing was taken. A t_deadline_ns of 0 the
- * controller sets to request_timeout from when it takes the request. */
+ * (BUSY with retry_after_ms, UNAVAILABLE while draining) nothing was taken. A t_deadline_ns of 0
+ * the controller sets to request_timeout from when it takes the request. */
 enum berth_code berth_sched_submit(struct berth_sched *sched, struct berth_request *request,
                                    struct berth_err *err) BERTH_MUST_USE;
 /* Any thread; idempotent. Nobody waits for it any more: queued it is dropped at once, running it

@@ -2,11 +2,11 @@
  * end (S8).
  *
  * A seat between steps has something to do when rows are live in it, when slots are to be dropped,
- * or when rows wait and it has room for them. Rows are spread: a seat admits up to the even share of
- * live and waiting rows over all seats, so no row waits for a seat that runs while another idles,
- * and there is always a seat under its share. A ticket whose answer is out (cancelled, deadline)
- * keeps its slot until the drop, sent with the next step, is confirmed or the engine reports the
- * slot final.
+ * or when rows wait and it has room for them. Rows are spread: a seat admits up to the even share
+ * of live and waiting rows over all seats, so no row waits for a seat that runs while another
+ * idles, and there is always a seat under its share. A ticket whose answer is out (cancelled,
+ * deadline) keeps its slot until the drop, sent with the next step, is confirmed or the engine
+ * reports the slot final.
  */
 #include "sched/batcher.h"
 

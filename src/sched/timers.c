@@ -1,6 +1,6 @@
 /* timers.c - see timers.h. Most deadlines are never reached: requests end first. So arming and
- * disarming must be cheap, and order is only made as far as the earliest needs it. Rejected: a timer
- * wheel (exact only to its tick) and an array heap (it would need memory on the way in). */
+ * disarming must be cheap, and order is only made as far as the earliest needs it. Rejected: a
+ * timer wheel (exact only to its tick) and an array heap (it would need memory on the way in). */
 #include "sched/timers.h"
 
 #include <stddef.h>

@@ -9,6 +9,7 @@
 #include <inttypes.h>
 
 #include "base/mem.h"
+#include "model/config_tree.h"
 #include "worker/warmup.h"
 
 struct berth_loaded {
@@ -41,6 +42,12 @@ enum berth_code berth_loaded_describe(const struct berth_engine_ops *engine,
         return BERTH_OK;
     }
     BERTH_TRY(engine->describe(spec, err));
+    char *config_json = berth_spec_config_json(spec); /* with what describe completed */
+    if (config_json == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the config of '%s'", spec->name);
+    }
+    berth_free(spec->config_json);
+    spec->config_json = config_json;
     spec->completed = true;
     return BERTH_OK;
 }

@@ -167,7 +167,7 @@ static void *lane_main(void *argument)
     if (lane->idle_class) {
         struct sched_param none = {0};
         if (pthread_setschedparam(pthread_self(), SCHED_IDLE, &none) != 0) {
-            berth_log_warn("worker", 0, "no idle scheduling class here: loads compete with serving");
+            berth_log_warn("worker", 0, "no idle scheduling class: loads compete with serving");
         }
     }
     struct berth_worker_msg *msg;

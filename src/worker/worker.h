@@ -1,9 +1,9 @@
 /* worker.h - the seam between the controller and whatever runs models.
  *
  * A worker is one partition of one device. The controller sends it messages and gets each message
- * back, on the controller's queue, with its results filled in: nothing is allocated on the way home.
- * Implementations: thread (thread.c: run threads and loader threads of this process); process and
- * simulator come beside it. Tensors in messages are slab ranges, never pointers.
+ * back, on the controller's queue, with its results filled in: nothing is allocated on the way
+ * home. Implementations: thread (thread.c: run threads and loader threads of this process); process
+ * and simulator come beside it. Tensors in messages are slab ranges, never pointers.
  *
  * Threads: send from the controller only. A message belongs to the worker until it comes back.
  */
@@ -21,14 +21,14 @@ enum berth_worker_kind {
     BERTH_WORKER_DESCRIBE, /* completes spec; loads nothing              -> err, spec */
     BERTH_WORKER_LOAD,     /* describe if need be, attach, instances, warm up -> err, bytes_used */
     BERTH_WORKER_UNLOAD,   /* destroy them; no RUN or STEP is under way */
-    BERTH_WORKER_RUN,      /* execute batch on an instance               -> rows' parts and errors */
+    BERTH_WORKER_RUN,      /* execute batch on an instance              -> rows' parts and errors */
     BERTH_WORKER_STEP      /* drop slots, admit batch's rows, then step  -> step.events */
 };
 
 /* Rows of an answer: on the way back a row has a part, or an error. When err says that the whole
  * message failed, no row has a part and step has no event. */
 struct berth_worker_msg {
-    struct berth_post post;   /* comes back on the controller's queue; the controller sets deliver */
+    struct berth_post post;   /* comes back on the controller's queue; it sets deliver */
     enum berth_worker_kind kind;
     struct berth_worker *worker;
     struct berth_model *model;       /* retained by the controller */
@@ -36,7 +36,7 @@ struct berth_worker_msg {
                                         one that is not completed, and is nobody else's then */
     uint64_t load_id;                /* names one loaded copy; the controller's choice, unique */
     uint32_t instance;
-    struct berth_batch batch;        /* RUN: rows; STEP: rows to admit; memory is the controller's */
+    struct berth_batch batch;        /* RUN: rows; STEP: rows to admit; the controller's memory */
     const uint32_t *drops;           /* STEP: slots to drop first */
     size_t drop_count;
     uint64_t budget_ns;              /* STEP; 0: drop and admit only */

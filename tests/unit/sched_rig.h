@@ -369,7 +369,7 @@ static void rig_do_step(struct rig *rig, struct berth_worker_msg *msg)
     }
 }
 
-/* Ends a message as the worker would; errors are put in msg->err or rows' err by the test before. */
+/* Ends a message as the worker would; the test has put errors in msg->err or rows' err before. */
 static void rig_end(struct rig *rig, struct berth_worker_msg *msg, uint64_t run_ns)
 {
     rig_take_off(rig, msg);

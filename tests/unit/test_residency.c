@@ -203,7 +203,8 @@ static void alternating_models_stay_within(void **state)
     struct rig_client client;
     rig_open(&rig);
     rig_begin(&rig);
-    struct berth_model *models[2] = {rig_put(&rig, sized("a", 600)), rig_put(&rig, sized("b", 600))};
+    struct berth_model *models[2] = {rig_put(&rig, sized("a", 600)),
+                                     rig_put(&rig, sized("b", 600))};
     for (size_t i = 0; i < 20; i++) {
         rig_ask(&rig, &client, models[i % 2]);
         while (client.finals == 0) {

@@ -1,6 +1,7 @@
-/* test_sched_random.c - the controller under random interleavings of everything that can happen, and
- * with each allocation failing in turn. Checked after every turn: no seat idles beside work it could
- * do (no lost wake-up), the memory limit; at the end: one final answer each, nothing left over.
+/* test_sched_random.c - the controller under random interleavings of all that can happen, and
+ * with each allocation failing in turn. Checked after every turn: no seat idles beside work it
+ * could do (no lost wake-up), the memory limit; at the end: one final answer each, nothing left
+ * over.
  *
  * BERTH_SEED=N starts elsewhere, BERTH_SOAK=1 runs fifty times as long. */
 #include "sched_rig.h"
@@ -362,8 +363,8 @@ static void allocations_fail_one_by_one(void **state)
 
 static int say_seed(void **state)
 {
-    print_message("ended at BERTH_SEED=%llu: loads %zu, unloads %zu, runs %zu, steps %zu;", round_seed,
-                  seen_loads, seen_unloads, seen_runs, seen_steps);
+    print_message("ended at BERTH_SEED=%llu: loads %zu, unloads %zu, runs %zu, steps %zu;",
+                  round_seed, seen_loads, seen_unloads, seen_runs, seen_steps);
     for (size_t i = 0; i < BERTH_CODE_COUNT; i++) {
         if (seen[i] > 0) {
             print_message(" %s %zu", berth_code_name((enum berth_code)i), seen[i]);
