@@ -38,7 +38,7 @@ struct berth_say_message {
     uint64_t job;       /* number of the job; 0 before the first */
     uint64_t offset;    /* JOB: of the input in its descriptor */
     uint64_t length;    /* JOB: bytes of the input */
-    uint64_t frames;    /* ROOM: wanted; OUT: given; DONE: written; FOUND: expected, or UINT64_MAX */
+    uint64_t frames;    /* FOUND: expected, or UINT64_MAX; ROOM: wanted; OUT: given; DONE */
     double seconds_max; /* JOB */
     uint32_t rate;      /* JOB: wanted; FOUND: the file's */
     uint32_t channel_count; /* FOUND */

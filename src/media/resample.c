@@ -2,7 +2,7 @@
  *
  * The rates are reduced to to/from = up/down. Output k lies at input k * down / up: a whole part
  * and one of `up` fractions. Each fraction has its own row of taps, made once. Where `up` is large
- * (44101 Hz) there are PHASES_MAX rows and the two next to the wanted fraction are blended.
+ * (44101 Hz) there are PHASES_BLEND rows and the two next to the wanted fraction are blended.
  *
  * 32 zero crossings on each side, beta 9: aliases and images are 85 dB down, flat to 0.85 of the
  * lower Nyquist frequency. Each row is scaled to a sum of 1, so that a constant stays constant.
@@ -18,9 +18,12 @@
 #define ZERO_CROSSINGS 32
 #define KAISER_BETA 9.0
 #define CUTOFF 0.94 /* of the lower Nyquist frequency */
-#define PHASES_MAX 1024
+#define PHASES_MAX 1024  /* fractions with a row each */
+#define PHASES_BLEND 256 /* rows where there are more fractions */
 #define LANES 16 /* taps are summed in so many partial sums; rows are a multiple of it long */
 #define KAISER_STEPS 2048
+
+typedef float quad __attribute__((vector_size(16)));
 
 struct berth_resampler {
     uint64_t up, down;     /* to and from without their common divisor */
@@ -63,7 +66,7 @@ enum berth_code berth_resampler_create(uint32_t from, uint32_t to, struct berth_
     resampler->up = to / divisor;
     resampler->down = from / divisor;
     resampler->blends = resampler->up > PHASES_MAX;
-    resampler->phase_count = resampler->blends ? PHASES_MAX : (size_t)resampler->up;
+    resampler->phase_count = resampler->blends ? PHASES_BLEND : (size_t)resampler->up;
     double reach = ZERO_CROSSINGS * (from > to ? (double)from / to : 1.0);
     resampler->tap_count = ((size_t)ceil(reach) * 2 + LANES - 1) / LANES * LANES;
     size_t row_count = resampler->phase_count + 1;
@@ -203,7 +206,8 @@ static void make_row(float *row, size_t tap_count, double fraction, double scale
         double weight = 0;
         if (place < KAISER_STEPS) {
             size_t step = (size_t)place;
-            double window = kaiser[step] + (place - (double)step) * (kaiser[step + 1] - kaiser[step]);
+            double rest = place - (double)step;
+            double window = kaiser[step] + rest * (kaiser[step + 1] - kaiser[step]);
             weight = window * (fabs(at) < 1e-9 ? 1.0 : sine / (turn * at));
         }
         row[i] = (float)weight;
@@ -227,17 +231,19 @@ static double bessel_i0(double x)
     return sum;
 }
 
+/* Four sums of four lanes each: the compiler keeps an array of sums in memory, which is slower. */
 static float dot(const float *a, const float *b, size_t count)
 {
-    float sums[LANES] = {0};
+    quad sums[4] = {{0}, {0}, {0}, {0}};
     for (size_t i = 0; i < count; i += LANES) {
-        for (size_t lane = 0; lane < LANES; lane++) {
-            sums[lane] += a[i + lane] * b[i + lane];
-        }
+        quad left[4], right[4];
+        memcpy(left, a + i, sizeof(left));
+        memcpy(right, b + i, sizeof(right));
+        sums[0] += left[0] * right[0];
+        sums[1] += left[1] * right[1];
+        sums[2] += left[2] * right[2];
+        sums[3] += left[3] * right[3];
     }
-    float sum = 0;
-    for (size_t lane = 0; lane < LANES; lane++) {
-        sum += sums[lane];
-    }
-    return sum;
+    quad sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }

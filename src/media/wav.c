@@ -149,6 +149,9 @@ static enum berth_code decode(const struct berth_media_input *input, struct bert
     snprintf(source.format, sizeof(source.format), "wav %s", kinds[wav.kind].name);
     BERTH_TRY(berth_pcm_expect(pcm, &source, err));
     pcm->cut = wav.frames_claimed > wav.frame_count;
+    if (wav.frame_count == 0) {
+        return BERTH_OK;
+    }
     if (wav.channel_count == 1 && wav.rate == pcm->rate) {
         return decode_straight(&wav, pcm, err);
     }
@@ -233,7 +236,8 @@ static void block_finish(struct wav_block *block)
 static enum berth_code block_push(struct wav_block *block, size_t frames, struct berth_pcm *pcm,
                                   struct berth_err *err)
 {
-    size_t room = block->resampler == NULL ? frames : berth_resampler_room(block->resampler, frames);
+    size_t room =
+        block->resampler == NULL ? frames : berth_resampler_room(block->resampler, frames);
     BERTH_TRY(berth_pcm_reserve(pcm, room, err));
     float *out = pcm->frames + pcm->count;
     size_t made = frames;

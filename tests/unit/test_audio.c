@@ -280,9 +280,9 @@ static void test_cut(void **state)
     for (size_t i = 0; i < BERTH_COUNT_OF(formats); i++) {
         size_t length = 0;
         uint8_t *bytes = is_made[i] ? read_all(formats[i].file, &length) : NULL;
-        size_t ok_count = 0, empty_count = 0;
-        for (size_t k = 1; bytes != NULL && k < 24; k++) {
-            size_t cut = k < 12 ? (size_t)1 << k : length * (k - 11) / 13;
+        size_t empty_count = 0;
+        for (size_t k = 1; bytes != NULL && k < 18; k++) {
+            size_t cut = k < 10 ? (size_t)4 << k : length * (k - 9) / 9;
             if (cut >= length) {
                 continue;
             }
@@ -290,7 +290,6 @@ static void test_cut(void **state)
             if (code != BERTH_OK && code != BERTH_MEDIA) {
                 fail_msg("%s cut at %zu: %s", formats[i].file, cut, job.err.msg);
             }
-            ok_count += code == BERTH_OK && job.frame_count > 0;
             empty_count += code == BERTH_OK && job.frame_count == 0;
             if (code == BERTH_OK && job.frame_count == 0) {
                 print_message("%s cut at %zu of %zu: empty\n", formats[i].file, cut, length);
@@ -358,12 +357,15 @@ static void test_damaged(void **state)
 static void test_not_audio(void **state)
 {
     static const char *const texts[] = {
-        "hello", "<html><body>Not found</body></html>", "{\"error\": \"no\"}", "#EXTM3U\n/etc/passwd\n",
+        "hello", "<html><body>Not found</body></html>", "{\"error\": \"no\"}",
+        "#EXTM3U\n/etc/passwd\n",
         "#EXTM3U\n#EXT-X-TARGETDURATION:5\n#EXTINF:5,\nfile:///etc/passwd\n",
         "ffconcat version 1.0\nfile '/etc/passwd'\n", "%PDF-1.4 x", "GIF89a", "\x89PNG\r\n\x1a\n",
-        "<?xml version=\"1.0\"?><MPD/>", "[Script Info]\nTitle: x\n", "1\n00:00:00,000 --> 00:00:01,000\nx\n",
-        "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nm=audio 5000 RTP/AVP 0\r\n", "ID3", "OggS", "fLaC", "RIFF",
-        ";FFMETADATA1\ntitle=x\n", "\xff\xfb\x90\x64", "RIFF\x04\x01\x01\x01WAVE", "\x1a\x45\xdf\xa3",
+        "<?xml version=\"1.0\"?><MPD/>", "[Script Info]\nTitle: x\n",
+        "1\n00:00:00,000 --> 00:00:01,000\nx\n",
+        "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=x\r\nm=audio 5000 RTP/AVP 0\r\n",
+        "ID3", "OggS", "fLaC", "RIFF", ";FFMETADATA1\ntitle=x\n", "\xff\xfb\x90\x64",
+        "RIFF\x04\x01\x01\x01WAVE", "\x1a\x45\xdf\xa3",
     };
     struct rig rig;
     struct berth_media_job job;
@@ -430,7 +432,8 @@ static void test_special(void **state)
 
 static void test_too_long(void **state)
 {
-    static const char *const names[] = {"long.mp3", "long.m4a", "long.ogg", "long.flac", "long.mka"};
+    static const char *const names[] = {"long.mp3", "long.m4a", "long.ogg", "long.flac",
+                                        "long.mka"};
     struct rig rig;
     struct berth_media_job job;
     struct berth_err err = {0};
@@ -441,7 +444,7 @@ static void test_too_long(void **state)
     for (size_t i = 0; i < BERTH_COUNT_OF(names); i++) {
         size_t length = 0;
         struct berth_link taken;
-        if (!ffmpeg("-f lavfi -i sine=frequency=400:duration=600", "-ar 16000 -ac 1", names[i])) {
+        if (!ffmpeg("-f lavfi -i sine=frequency=400:duration=150", "-ar 16000 -ac 1", names[i])) {
             continue;
         }
         uint8_t *bytes = read_all(names[i], &length);

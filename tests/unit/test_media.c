@@ -138,6 +138,14 @@ static int decode_main(int argc, char **argv)
     return berth_decode_main(argc, argv, decoders);
 }
 
+/* A build whose decoders are all direct starts none. */
+static void need_processes(void)
+{
+    if (!PROCESSES) {
+        skip();
+    }
+}
+
 /* One media, its slabs and the queue on which jobs come back. */
 
 struct rig {
@@ -365,6 +373,7 @@ static void test_hostile(void **state)
     struct rig rig;
     char message[240];
     struct berth_media_stats stats;
+    need_processes();
     rig_start(&rig, (struct berth_media_options){0});
     for (size_t i = 0; i < BERTH_COUNT_OF(rows); i++) {
         bool is_reported = SANITIZED && (strcmp(rows[i].file, "HOOK crash") == 0 ||
@@ -388,6 +397,7 @@ static void test_grow(void **state)
     struct rig rig;
     char message[240];
     struct berth_media_stats stats;
+    need_processes();
     if (SANITIZED) {
         skip();
     }
@@ -405,6 +415,7 @@ static void test_much(void **state)
 {
     struct rig rig;
     struct berth_media_job job;
+    need_processes();
     rig_start(&rig, (struct berth_media_options){0});
     job_init(&rig, &job, "HOOK much", 9);
     job.seconds_max = 600;
@@ -424,6 +435,7 @@ static void test_timeout(void **state)
     struct rig rig;
     char message[240];
     struct berth_media_stats stats;
+    need_processes();
     rig_start(&rig, (struct berth_media_options){.timeout_ns = 300 * BERTH_NS_PER_MS});
     assert_int_equal(run_text(&rig, "HOOK hang", message), BERTH_MEDIA);
     assert_string_equal(message, "took longer than 0.3 s to decode");
@@ -442,6 +454,7 @@ static void test_signals(void **state)
     struct berth_err err = {0};
     struct berth_media_job job;
     pid_t pids[4];
+    need_processes();
     rig_start(&rig, (struct berth_media_options){.timeout_ns = BERTH_NS_PER_S});
     assert_int_equal(run_text(&rig, "HOOK none", NULL), BERTH_OK);
     assert_int_equal(children(pids, 4), 1);
@@ -472,6 +485,7 @@ static void test_cancel(void **state)
     struct berth_err err = {0};
     struct berth_media_job jobs[4];
     atomic_bool cancelled[4] = {false, false, false, false};
+    need_processes();
     rig_start(&rig, (struct berth_media_options){0});
     for (size_t i = 0; i < 4; i++) {
         job_init(&rig, &jobs[i], "HOOK hang", 9);
@@ -498,6 +512,7 @@ static void test_busy(void **state)
     struct rig rig;
     struct berth_err err = {0};
     struct berth_media_job jobs[4];
+    need_processes();
     rig_start(&rig, (struct berth_media_options){.queue_max = 2});
     for (size_t i = 0; i < 4; i++) {
         job_init(&rig, &jobs[i], "HOOK hang", 9);
@@ -520,6 +535,7 @@ static void test_busy(void **state)
 static void test_no_start(void **state)
 {
     static const char *const programs[] = {"/bin/false", "/nonexistent/berth"};
+    need_processes();
     for (size_t i = 0; i < BERTH_COUNT_OF(programs); i++) {
         struct rig rig;
         char message[240];
@@ -537,6 +553,7 @@ static void test_slices(void **state)
     struct berth_media_job job;
     struct berth_err err = {0};
     struct berth_range whole;
+    need_processes();
     rig_start(&rig, (struct berth_media_options){0});
     for (int private = 0; private < 2; private++) {
         assert_int_equal(private ? berth_slabs_take_private(rig.slabs, 100000, &whole, &err)
@@ -632,13 +649,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_direct),     cmocka_unit_test(test_limits),
         cmocka_unit_test(test_in_process), cmocka_unit_test(test_many),
         cmocka_unit_test(test_torture),
-#if PROCESSES
         cmocka_unit_test(test_hostile),    cmocka_unit_test(test_grow),
         cmocka_unit_test(test_much),       cmocka_unit_test(test_timeout),
         cmocka_unit_test(test_signals),    cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_busy),       cmocka_unit_test(test_no_start),
         cmocka_unit_test(test_slices),
-#endif
     };
     return cmocka_run_group_tests_name("media", tests, NULL, NULL);
 }
