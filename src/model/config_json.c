@@ -154,14 +154,14 @@ static void write_value(struct berth_buf *out, const struct berth_config_field *
 }
 
 /* Is there a later entry with the same key? Then that one counts, as protobuf has it. */
-static bool entry_shadowed(const struct berth_config_node *entry,
-                           const struct berth_config_node *key)
+static bool entry_shadowed(const struct berth_config_node *entry, bool is_number)
 {
-    const char *text = key == NULL ? "" : key->text;
+    const char *text = berth_config_string(entry, "key");
     for (const struct berth_config_node *later = berth_config_again(entry); later != NULL;
          later = berth_config_again(later)) {
-        const struct berth_config_node *other = berth_config_find(later, "key");
-        if (strcmp(other == NULL ? "" : other->text, text) == 0) {
+        if (is_number
+                ? berth_config_unsigned(later, "key") == berth_config_unsigned(entry, "key")
+                : strcmp(berth_config_string(later, "key"), text) == 0) {
             return true;
         }
     }
@@ -172,17 +172,23 @@ static void write_map(struct berth_buf *out, const struct berth_config_field *fi
                       const struct berth_config_node *message)
 {
     bool first = true;
+    bool is_number = field->message->fields[0].type == BERTH_CONFIG_UINT64;
     berth_buf_puts(out, "{");
     for (const struct berth_config_node *entry = berth_config_find(message, field->name);
          entry != NULL; entry = berth_config_again(entry)) {
-        const struct berth_config_node *key = berth_config_find(entry, "key");
         const struct berth_config_node *value = berth_config_find(entry, "value");
-        if (entry_shadowed(entry, key)) {
+        const char *key = berth_config_string(entry, "key");
+        if (entry_shadowed(entry, is_number)) {
             continue;
         }
         berth_buf_puts(out, first ? "" : ",");
         first = false;
-        berth_buf_json_string(out, key == NULL ? "" : key->text, key == NULL ? 0 : key->length);
+        if (is_number) {
+            berth_buf_printf(out, "\"%llu\"",
+                             (unsigned long long)berth_config_unsigned(entry, "key"));
+        } else {
+            berth_buf_json_string(out, key, strlen(key));
+        }
         berth_buf_puts(out, ":");
         write_value(out, &field->message->fields[1], value);
     }

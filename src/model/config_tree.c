@@ -309,7 +309,9 @@ static enum berth_code check_real(struct berth_config_node *node,
     static const char *const words[] = {"inf", "infinity", "nan"};
     const char *text = node->text;
     double sign = 1;
-    if (node->token == BERTH_CONFIG_TOKEN_WORD) {
+    /* JSON carries what is no number as a string. */
+    bool from_json = node->token == BERTH_CONFIG_TOKEN_STRING && node->line == 0;
+    if (node->token == BERTH_CONFIG_TOKEN_WORD || from_json) {
         if (text[0] == '-') {
             sign = -1;
             text++;
@@ -321,12 +323,12 @@ static enum berth_code check_real(struct berth_config_node *node,
             }
         }
     }
-    if (node->token != BERTH_CONFIG_TOKEN_NUMBER) {
+    if (node->token != BERTH_CONFIG_TOKEN_NUMBER && !from_json) {
         return wrong_type(node, source, err);
     }
     char *end = NULL;
-    node->value.real = strtod(text, &end);
-    if (end == text || (*end != '\0' && strcasecmp(end, "f") != 0)) {
+    node->value.real = strtod(node->text, &end);
+    if (end == node->text || (*end != '\0' && strcasecmp(end, "f") != 0)) {
         return wrong_type(node, source, err);
     }
     return BERTH_OK;

@@ -293,7 +293,8 @@ static const char whole_config[] =
     "parameters { key: \"b\" value { string_value: \"2\" } }\n"
     "parameters { key: \"a\" value { string_value: \"3\" } }\n"
     "metric_tags { key: \"team\" value: \"ocr\" }\n"
-    "optimization { execution_accelerators { cpu_execution_accelerator : [ { name : \"openvino\" } ] }\n"
+    "optimization { execution_accelerators {\n"
+    "  cpu_execution_accelerator : [ { name : \"openvino\" } ] }\n"
     "  graph { level: -1 } }\n"
     "model_warmup [ { name: \"w\" batch_size: 2 count: 3 inputs { key: \"x\" value {\n"
     "  data_type: TYPE_FP32 dims: [3, 4, 5] random_data: true } } } ]\n"
@@ -455,7 +456,7 @@ static void writes_the_config_as_triton_does(void **state)
          "input [ { name: \"x\" data_type: TYPE_FP32 dims: [ 3, 48, 320 ] } ]\n"
          "output [ { name: \"y\" data_type: TYPE_FP32 dims: [ 40, 6625 ] } ]\n"
          "instance_group [ { kind: KIND_CPU count: 1 } ]\ndynamic_batching { }\n"
-         "parameters [ { key: \"onnx\" value: { string_value: \"ch_PP-OCRv4_rec_infer.onnx\" } } ]\n",
+         "parameters [ { key: \"onnx\" value: { string_value: \"rec_infer.onnx\" } } ]\n",
          "{\"name\":\"m\",\"platform\":\"\",\"backend\":\"python\",\"runtime\":\"\","
          "\"version_policy\":{\"latest\":{\"num_versions\":1}},\"max_batch_size\":8,\"input\":"
          "[{\"name\":\"x\",\"data_type\":\"TYPE_FP32\",\"format\":\"FORMAT_NONE\",\"dims\":"
@@ -472,7 +473,7 @@ static void writes_the_config_as_triton_does(void **state)
          "\"KIND_CPU\",\"count\":1,\"gpus\":[],\"secondary_devices\":[],\"profile\":[],"
          "\"passive\":false,\"host_policy\":\"\"}],\"default_model_filename\":\"model.py\","
          "\"cc_model_filenames\":{},\"metric_tags\":{},\"parameters\":{\"onnx\":"
-         "{\"string_value\":\"ch_PP-OCRv4_rec_infer.onnx\"}},\"model_warmup\":[]}"},
+         "{\"string_value\":\"rec_infer.onnx\"}},\"model_warmup\":[]}"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {

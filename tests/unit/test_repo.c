@@ -195,7 +195,7 @@ static void broken_models_leave_the_rest(void **state)
     make_folder("f/1");
     make_file("g/config.pbtxt", "platform: 'ensemble' ensemble_scheduling { }");
     make_folder("g/1");
-    make_file("h/config.pbtxt", "backend: 'onnxruntime' version_policy { specific { versions: 7 } }");
+    make_file("h/config.pbtxt", "backend: 'null' version_policy { specific { versions: 7 } }");
     make_folder("h/1");
     make_file("i/config.json", "{\"model_type\": 5}");
     make_file("j/config.json", "not json");
