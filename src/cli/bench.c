@@ -302,8 +302,8 @@ static void report(const struct bench *bench, const struct berth_load_result *re
     double seconds = (double)result->measured_ns / 1e9;
     double audio_s = 0;
     uint64_t good = result->statuses[200];
-    for (size_t i = 0; i < bench->request_count && i < BERTH_COUNT_OF(result->request_counts); i++) {
-        audio_s += bench->seconds[i] * (double)result->request_counts[i];
+    for (size_t i = 0; i < bench->request_count && i < BERTH_COUNT_OF(result->request_shares); i++) {
+        audio_s += bench->seconds[i] * result->request_shares[i];
     }
     /* CPU time covers warm-up too, so it is shared among all requests of the whole run. */
     double share = seconds / (seconds + (double)bench->config->warmup / 1e9);

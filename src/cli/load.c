@@ -19,7 +19,7 @@
 
 #define HEAD_MAX 8192
 #define DUE_MAX (1u << 20)
-#define GRACE_NS (10 * BERTH_NS_PER_S)
+#define GRACE_NS (30 * BERTH_NS_PER_S)
 #define EVENTS_MAX 256
 
 struct client {
@@ -66,6 +66,7 @@ static bool client_write(struct load *load, struct client *client);
 static int client_read(struct load *load, struct client *client);
 static int take_head(struct client *client);
 static void answered(struct load *load, struct client *client);
+static double share_within(uint64_t a, uint64_t b, uint64_t first, uint64_t end);
 static double uniform(struct load *load);
 
 enum berth_code berth_load_run(const struct berth_load_options *options,
@@ -328,14 +329,23 @@ static void answered(struct load *load, struct client *client)
         }
         if (client->status == 200) {
             berth_hist_record(&result->latency_us, (now_ns - client->t_due_ns) / BERTH_NS_PER_US);
-            if (client->request < BERTH_COUNT_OF(result->request_counts)) {
-                result->request_counts[client->request]++;
-            }
         }
+    }
+    if (client->status == 200 && client->request < BERTH_COUNT_OF(result->request_shares)) {
+        result->request_shares[client->request] += share_within(
+            client->t_due_ns, now_ns, t_first_ns, t_first_ns + load->options->duration_ns);
     }
     client->busy = false;
     load->out--;
     load->free[load->free_count++] = (uint32_t)(client - load->clients);
+}
+
+/* How much of a to b lies within first to end: 0 to 1. */
+static double share_within(uint64_t a, uint64_t b, uint64_t first, uint64_t end)
+{
+    uint64_t from = a > first ? a : first;
+    uint64_t to = b < end ? b : end;
+    return from >= to ? 0.0 : (double)(to - from) / (double)(b - a);
 }
 
 /* xorshift64*, in [0, 1). */

@@ -36,7 +36,10 @@ struct berth_load_result {
     uint64_t unsent;        /* open loop: due, but never sent */
     uint64_t bytes_in;
     uint64_t measured_ns;
-    uint64_t request_counts[64]; /* counted 200 answers by request index, the first 64 */
+    /* 200 answers by request index, the first 64: each counts by the share of its time, from due to
+     * answered, that lies within the measured span. Few long requests that begin and end together
+     * would make a whole count jump. */
+    double request_shares[64];
 };
 
 enum berth_code berth_load_run(const struct berth_load_options *options,
