@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "model/config_tree.h"
+#include "model/config_tree.h"
 #include "worker/warmup.h"
 
 struct berth_loaded {

@@ -1,0 +1,310 @@
+/* test_scan.c - control modes over a real repository folder: scan, load, reload, unload by change. */
+#include "sched_rig.h"
+
+#include <ftw.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "repo/repo.h"
+#include "sched/controller.h"
+
+struct yard {
+    struct rig rig;
+    struct berth_repo *repo;
+    char path[64];
+};
+
+static int remove_one(const char *path, const struct stat *status, int kind, struct FTW *at)
+{
+    return remove(path);
+}
+
+static void write_config(struct yard *yard, const char *name, const char *text)
+{
+    char path[160];
+    snprintf(path, sizeof(path), "%s/%s", yard->path, name);
+    (void)mkdir(path, 0755);
+    snprintf(path, sizeof(path), "%s/%s/1", yard->path, name);
+    (void)mkdir(path, 0755);
+    snprintf(path, sizeof(path), "%s/%s/config.pbtxt", yard->path, name);
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void remove_model(struct yard *yard, const char *name)
+{
+    char path[160];
+    snprintf(path, sizeof(path), "%s/%s", yard->path, name);
+    assert_int_equal(nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+static void yard_open(struct yard *yard, enum berth_control_mode mode)
+{
+    struct berth_err err = {0};
+    snprintf(yard->path, sizeof(yard->path), "/tmp/berth-scan-XXXXXX");
+    rig_open(&yard->rig);
+    assert_non_null(mkdtemp(yard->path));
+    write_config(yard, "a", "backend: \"identity\" max_batch_size: 4");
+    write_config(yard, "b", "backend: \"identity\" max_batch_size: 8");
+    assert_int_equal(berth_repo_open(yard->path, &yard->repo, &err), BERTH_OK);
+    yard->rig.options.mode = mode;
+    yard->rig.options.repo = yard->repo;
+}
+
+static void yard_close(struct yard *yard)
+{
+    struct rig *rig = &yard->rig;
+    rig->auto_all = true;
+    while (rig->sent_count > 0) {
+        rig_end(rig, rig->sent[0], 0);
+    }
+    berth_sched_destroy(rig->sched);
+    rig->sched = NULL;
+    berth_repo_close(yard->repo);
+    rig_close(rig);
+    assert_int_equal(nftw(yard->path, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+/* The disk is read on the repository's thread; each of its answers is a turn. Descriptions end at
+ * once, loads stay for the test to end. */
+static void until_idle(struct yard *yard)
+{
+    struct rig *rig = &yard->rig;
+    for (;;) {
+        rig_turn(rig);
+        struct berth_worker_msg *describe = rig_sent(rig, BERTH_WORKER_DESCRIBE);
+        if (describe != NULL) {
+            rig_end(rig, describe, 0);
+            continue;
+        }
+        if (berth_list_empty(&rig->sched->ops) || rig_sent(rig, BERTH_WORKER_LOAD) != NULL ||
+            rig_sent(rig, BERTH_WORKER_UNLOAD) != NULL) {
+            return;
+        }
+        berth_queue_wait(berth_sched_queue(rig->sched), berth_clock_now_ns() + 100 * RIG_MS);
+    }
+}
+
+static enum berth_model_state state_of(struct yard *yard, const char *name)
+{
+    struct berth_model *model = berth_catalog_find(yard->rig.catalog, name, 1);
+    assert_non_null(model);
+    enum berth_model_state state = berth_model_state(model);
+    berth_model_release(model);
+    return state;
+}
+
+static bool listed(struct yard *yard, const char *name)
+{
+    struct berth_model *model = berth_catalog_find(yard->rig.catalog, name, 0);
+    berth_model_release(model);
+    return model != NULL;
+}
+
+static uint64_t batch_of(struct yard *yard, const char *name)
+{
+    struct berth_model *model = berth_catalog_find(yard->rig.catalog, name, 1);
+    assert_non_null(model);
+    struct berth_model_spec *spec = berth_model_spec(model);
+    uint64_t batch = spec->batch_size_max;
+    berth_spec_release(spec);
+    berth_model_release(model);
+    return batch;
+}
+
+static void finish_kind(struct yard *yard, enum berth_worker_kind kind)
+{
+    while (rig_sent(&yard->rig, kind) != NULL) {
+        rig_finish(&yard->rig, kind, RIG_MS);
+    }
+    until_idle(yard);
+}
+
+static void ask_admin(struct yard *yard, struct berth_admin *admin, enum berth_admin_kind kind,
+                      const char *name, const char *config)
+{
+    yard->rig.admin_back = NULL;
+    *admin = (struct berth_admin){.on_done = rig_admin_done, .reply = &yard->rig.replies,
+                                  .kind = kind, .name = name, .config_json = config,
+                                  .state = &yard->rig};
+    berth_sched_admin(yard->rig.sched, admin);
+    until_idle(yard);
+}
+
+static void none_loads_all(void **state)
+{
+    struct yard yard;
+    yard_open(&yard, BERTH_CONTROL_NONE);
+    rig_begin(&yard.rig);
+    until_idle(&yard);
+    assert_int_equal(rig_count(&yard.rig, BERTH_WORKER_LOAD), 2);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    assert_int_equal(state_of(&yard, "a"), BERTH_STATE_WARM);
+    assert_int_equal(state_of(&yard, "b"), BERTH_STATE_WARM);
+    yard_close(&yard);
+}
+
+static void demand_lists_and_waits(void **state)
+{
+    struct yard yard;
+    struct rig_client client;
+    yard_open(&yard, BERTH_CONTROL_DEMAND);
+    write_config(&yard, "broken", "max_batch_size: {");
+    rig_begin(&yard.rig);
+    until_idle(&yard);
+    assert_int_equal(rig_count(&yard.rig, BERTH_WORKER_LOAD), 0);
+    assert_int_equal(state_of(&yard, "a"), BERTH_STATE_COLD);
+    struct berth_model *model = berth_catalog_find(yard.rig.catalog, "a", 0);
+    struct berth_model_spec *spec = berth_model_spec(model);
+    assert_true(spec->completed); /* described before anyone asks */
+    berth_spec_release(spec);
+    rig_ask(&yard.rig, &client, model);
+    rig_finish(&yard.rig, BERTH_WORKER_LOAD, RIG_MS);
+    rig_finish(&yard.rig, BERTH_WORKER_RUN, RIG_MS);
+    assert_int_equal(client.code, BERTH_OK);
+    rig_leave(&client);
+    berth_model_release(model);
+    yard_close(&yard);
+}
+
+static void broken_models_fail_alone(void **state)
+{
+    struct yard yard;
+    struct rig_client client;
+    struct berth_admin admin;
+    yard_open(&yard, BERTH_CONTROL_DEMAND);
+    write_config(&yard, "broken", "max_batch_size: {");
+    rig_begin(&yard.rig);
+    until_idle(&yard);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "broken", NULL);
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+    assert_int_not_equal(admin.err.code, BERTH_OK);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "absent", NULL);
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+    assert_int_not_equal(admin.err.code, BERTH_OK);
+    struct berth_model *model = berth_catalog_find(yard.rig.catalog, "broken", 0);
+    if (model != NULL) { /* the catalogue shows it, with the reason */
+        struct berth_err err = {0};
+        assert_int_equal(berth_model_state(model), BERTH_STATE_FAILED);
+        assert_int_equal(berth_sched_judge(yard.rig.sched, model, &err), BERTH_UNAVAILABLE);
+        rig_ask(&yard.rig, &client, model);
+        assert_int_equal(client.code, BERTH_UNAVAILABLE);
+        assert_int_equal(rig_count(&yard.rig, BERTH_WORKER_LOAD), 0);
+        rig_leave(&client);
+        berth_model_release(model);
+    }
+    assert_int_equal(state_of(&yard, "a"), BERTH_STATE_COLD);
+    yard_close(&yard);
+}
+
+static void explicit_loads_at_start_and_by_operation(void **state)
+{
+    static const char *const names[] = {"b"};
+    struct yard yard;
+    struct berth_admin admin;
+    yard_open(&yard, BERTH_CONTROL_EXPLICIT);
+    yard.rig.options.load_models = names;
+    yard.rig.options.load_model_count = 1;
+    rig_begin(&yard.rig);
+    until_idle(&yard);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    assert_int_equal(state_of(&yard, "a"), BERTH_STATE_COLD);
+    assert_int_equal(state_of(&yard, "b"), BERTH_STATE_WARM);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "b", NULL); /* nothing has changed: nothing to do */
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+    assert_int_equal(rig_count(&yard.rig, BERTH_WORKER_LOAD), 0);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    assert_null(yard.rig.admin_back);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+    assert_int_equal(admin.err.code, BERTH_OK);
+    ask_admin(&yard, &admin, BERTH_ADMIN_UNLOAD, "a", NULL);
+    finish_kind(&yard, BERTH_WORKER_UNLOAD);
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+    assert_int_equal(state_of(&yard, "a"), BERTH_STATE_COLD);
+    yard_close(&yard);
+}
+
+static void a_changed_model_is_reloaded_on_load(void **state)
+{
+    struct yard yard;
+    struct berth_admin admin;
+    yard_open(&yard, BERTH_CONTROL_EXPLICIT);
+    rig_begin(&yard.rig);
+    until_idle(&yard);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    assert_int_equal(batch_of(&yard, "a"), 4);
+    write_config(&yard, "a", "backend: \"identity\" max_batch_size: 16 # more");
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    assert_int_equal(rig_count(&yard.rig, BERTH_WORKER_LOAD), 1);
+    assert_int_equal(batch_of(&yard, "a"), 4); /* what serves is what is shown */
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    assert_int_equal(batch_of(&yard, "a"), 16);
+    finish_kind(&yard, BERTH_WORKER_UNLOAD);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a",
+              "{\"backend\": \"identity\", \"max_batch_size\": 2}");
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+    assert_int_equal(admin.err.code, BERTH_OK);
+    assert_int_equal(batch_of(&yard, "a"), 2);
+    yard_close(&yard);
+}
+
+static void poll_follows_the_folder(void **state)
+{
+    struct yard yard;
+    yard_open(&yard, BERTH_CONTROL_POLL);
+    rig_begin(&yard.rig);
+    until_idle(&yard);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    assert_int_equal(yard.rig.t_next_ns, yard.rig.now_ns + yard.rig.options.poll_ns);
+    size_t loads = yard.rig.loads;
+    rig_advance(&yard.rig, yard.rig.options.poll_ns); /* nothing has changed */
+    until_idle(&yard);
+    assert_int_equal(rig_count(&yard.rig, BERTH_WORKER_LOAD), 0);
+    assert_int_equal(yard.rig.loads, loads);
+    write_config(&yard, "c", "backend: \"identity\"");
+    write_config(&yard, "b", "backend: \"identity\" max_batch_size: 32 # changed");
+    remove_model(&yard, "a");
+    rig_advance(&yard.rig, yard.rig.options.poll_ns);
+    until_idle(&yard);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    finish_kind(&yard, BERTH_WORKER_UNLOAD);
+    assert_false(listed(&yard, "a"));
+    assert_int_equal(state_of(&yard, "b"), BERTH_STATE_WARM);
+    assert_int_equal(batch_of(&yard, "b"), 32);
+    assert_int_equal(state_of(&yard, "c"), BERTH_STATE_WARM);
+    yard_close(&yard);
+}
+
+static void destroy_while_the_disk_is_read(void **state)
+{
+    struct yard yard;
+    struct berth_admin admin = {0};
+    yard_open(&yard, BERTH_CONTROL_EXPLICIT);
+    rig_begin(&yard.rig);
+    admin = (struct berth_admin){.on_done = rig_admin_done, .reply = &yard.rig.replies,
+                                 .kind = BERTH_ADMIN_LOAD, .name = "a", .state = &yard.rig};
+    berth_sched_admin(yard.rig.sched, &admin);
+    rig_turn(&yard.rig);
+    yard_close(&yard);
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+}
+
+int main(void)
+{
+    berth_log_set_level(BERTH_LOG_ERROR);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(none_loads_all),
+        cmocka_unit_test(demand_lists_and_waits),
+        cmocka_unit_test(broken_models_fail_alone),
+        cmocka_unit_test(explicit_loads_at_start_and_by_operation),
+        cmocka_unit_test(a_changed_model_is_reloaded_on_load),
+        cmocka_unit_test(poll_follows_the_folder),
+        cmocka_unit_test(destroy_while_the_disk_is_read),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
