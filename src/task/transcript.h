@@ -30,6 +30,7 @@ struct berth_segment {
     double compression_ratio;
     double no_speech_prob;
     double temperature;
+    int32_t seek; /* the frame its window began with */
     const int32_t *tokens;
     size_t token_count;
     const struct berth_word *words;
@@ -37,8 +38,8 @@ struct berth_segment {
 };
 
 struct berth_transcript {
-    const char *text; /* all segments', trimmed */
-    const char *language;
+    const char *text; /* of the final part all there is, trimmed; of another what is new */
+    const char *language; /* a code, as "en"; "" where it is not known */
     double seconds; /* of audio */
     const struct berth_segment *segments;
     size_t segment_count;
@@ -56,7 +57,8 @@ enum berth_transcript_format {
 bool berth_transcript_format_parse(const char *name, enum berth_transcript_format *out);
 const char *berth_transcript_content_type(enum berth_transcript_format format);
 
-/* Reads a part's tensors; everything lives in arena. INTERNAL when they do not fit together. */
+/* Reads a part's tensors; everything lives in arena, and texts are valid UTF-8 without NUL. INTERNAL
+ * when they do not fit together. */
 enum berth_code berth_transcript_read(const struct berth_part *part, struct berth_slabs *slabs,
                                       struct berth_arena *arena, struct berth_transcript *out,
                                       struct berth_err *err) BERTH_MUST_USE;
@@ -68,6 +70,7 @@ struct berth_transcript_style {
     const char *task;  /* "transcribe" or "translate" */
 };
 
+/* In the words of OpenAI's API. JSON ends without a line end, the other forms with one. */
 void berth_transcript_write(const struct berth_transcript *transcript,
                             const struct berth_transcript_style *style, struct berth_buf *out);
 

@@ -691,6 +691,7 @@ static enum berth_code commit(struct berth_whisper_row *row, const struct berth_
 /* Sizes of what a part carries. */
 struct extent {
     const struct berth_whisper_said *from;
+    bool first; /* nothing was said before */
     size_t segments;
     size_t words;
     size_t tokens;
@@ -725,6 +726,7 @@ static enum berth_code add_string(struct berth_part *part, const char *name, con
     return BERTH_OK;
 }
 
+/* The final text is trimmed; deltas are not, but for the start of the first: together they are it. */
 static enum berth_code add_text(struct berth_part *part, const struct extent *extent, bool final,
                                 struct berth_err *err)
 {
@@ -734,8 +736,11 @@ static enum berth_code add_text(struct berth_part *part, const struct extent *ex
     }
     size_t length = text.length;
     const char *bytes = berth_buf_text(&text);
-    if (final) {
-        bytes = trim(bytes, &length);
+    if (final || extent->first) {
+        size_t trimmed = length;
+        const char *start = trim(bytes, &trimmed);
+        length = final ? trimmed : length - (size_t)(start - bytes);
+        bytes = start;
     }
     enum berth_code code =
         berth_buf_ok(&text) ? add_string(part, "text", bytes, length, err)
@@ -818,6 +823,7 @@ enum berth_code berth_whisper_row_part(struct berth_whisper_row *row, bool final
                                        struct berth_part **out, struct berth_err *err)
 {
     struct extent extent = measure(final ? row->said : row->unsent);
+    extent.first = final || row->unsent == row->said;
     struct berth_part *part = berth_part_create(row->request);
     const int64_t one = 1;
     void *duration = NULL;
