@@ -140,7 +140,7 @@ class Whisper:
         keep = []
 
         def bind(name, array):
-            keep.append(ort.OrtValue.ortvalue_from_numpy(array) if array.size == 0 else array)
+            keep.append(array)  # the binding holds a bare address
             binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
 
         if logit_rows is None:

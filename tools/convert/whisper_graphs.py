@@ -28,7 +28,8 @@ class WhisperGraph(Graph):
     def __init__(self, weights, heads, int8):
         super().__init__()
         self.weights, self.heads, self.int8 = weights, heads, int8
-        self.rows = {}  # activation -> (u8, scale per row), so that q, k, v share one
+        self.rows = {}   # activation -> (u8, scale per row), so that q, k, v share one
+        self.zeros = {}  # row set -> its vector of zero points: one for all rows, one for logits
 
     def weight(self, name):
         return self.weights[name].astype(np.float32)
@@ -47,22 +48,24 @@ class WhisperGraph(Graph):
         quantised = np.clip(np.rint(weight / scale[:, None]), -64, 64).astype(np.int8).T
         return self.const(quantised, name + ".q"), self.const(scale, name + ".s")
 
-    def quantised_rows(self, x):
+    def quantised_rows(self, x, row_set):
         """(M,K) f32 -> u8 with zero point 128, and the scale (M,1)."""
         if x not in self.rows:
             peak = self.op("ReduceMax", self.op("Abs", x), axes=[-1], keepdims=1)
             scale = self.op("Mul", self.op("Max", peak, self.scalar(1e-6)),
                             self.scalar(float(np.float32(1 / 127))))
             flat = self.op("Squeeze", scale, self.ints(1))
-            zero = self.op("Expand", self.scalar(128, np.uint8), self.op("Shape", flat))
-            self.rows[x] = self.op("QuantizeLinear", x, flat, zero, axis=0), scale
+            if row_set not in self.zeros:
+                self.zeros[row_set] = self.op("Expand", self.scalar(128, np.uint8),
+                                              self.op("Shape", flat))
+            self.rows[x] = self.op("QuantizeLinear", x, flat, self.zeros[row_set], axis=0), scale
         return self.rows[x]
 
-    def matmul(self, x, weight, name):
-        """(M,K) x [out,K] -> (M,out)"""
+    def matmul(self, x, weight, name, row_set="all"):
+        """(M,K) x [out,K] -> (M,out); inputs of the same row_set have the same M."""
         if not self.int8:
             return self.op("MatMul", x, self.const(weight.T, name + ".w"))
-        rows, scale = self.quantised_rows(x)
+        rows, scale = self.quantised_rows(x, row_set)
         quantised, columns = self.quantised_weight(weight, name)
         y = self.ms("MatMulIntegerToFloat", rows, quantised, self.scalar(1.0), columns,
                     self.scalar(128, np.uint8))
@@ -301,7 +304,7 @@ def decoder(weights, heads, int8, pairs):
         g.input(f"cross_v_{i}", FLOAT, ["B", heads, frames, HEAD])
     y = g.op("Gather", y, rows, axis=0)                                               # (R,d)
     if int8:
-        logits = g.matmul(y, g.weight("decoder.embed_tokens.weight"), "embed")
+        logits = g.matmul(y, g.weight("decoder.embed_tokens.weight"), "embed", "logits")
         g.op("Identity", logits, out="logits")
     else:
         g.op("Gemm", y, g.const(None, "embed"), transB=1, out="logits")
