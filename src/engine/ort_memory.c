@@ -36,6 +36,7 @@
 #define MAPPED_LOG2_MIN 14 /* blocks of 16 KiB and more are mapped and pooled */
 #define MAPPED_LOG2_MAX 46
 #define CLASS_COUNT ((MAPPED_LOG2_MAX - MAPPED_LOG2_MIN + 1) * 4)
+#define CLASSES_ABOVE 4 /* how much too large a pooled block may be: up to twice */
 #define POOL_BYTES_MAX (UINT64_C(128) << 20)
 #define HEAP_MAP_BYTES (256 << 10)
 #define HEAP_TRIM_BYTES (32 << 20)
@@ -77,6 +78,7 @@ static void allocator_free(OrtAllocator *self, void *payload);
 static const OrtMemoryInfo *allocator_info(const OrtAllocator *self);
 static struct block *block_small(size_t bytes);
 static struct block *block_mapped(size_t bytes);
+static struct block *block_pooled(uint32_t size_class);
 static uint32_t class_of(size_t bytes);
 static size_t class_bytes(uint32_t size_class);
 
@@ -280,25 +282,37 @@ static struct block *block_mapped(size_t bytes)
         return NULL;
     }
     uint32_t size_class = class_of(whole);
-    struct pool_class *home = &pool[size_class];
-    pthread_mutex_lock(&home->mu);
-    struct block *block = home->blocks;
+    struct block *block = block_pooled(size_class);
     if (block != NULL) {
-        home->blocks = block->next;
+        return block;
     }
-    pthread_mutex_unlock(&home->mu);
-    whole = class_bytes(size_class);
-    if (block != NULL) {
-        atomic_fetch_sub_explicit(&bytes_pooled, whole, memory_order_relaxed);
-    } else {
-        block = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (block == MAP_FAILED) {
-            return NULL;
-        }
+    block = mmap(NULL, class_bytes(size_class), PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (block == MAP_FAILED) {
+        return NULL;
     }
     block->start = NULL;
     block->size_class = size_class;
     return block;
+}
+
+/* The smallest pooled block of that class or up to twice as large; NULL: none. */
+static struct block *block_pooled(uint32_t size_class)
+{
+    for (uint32_t i = size_class; i <= size_class + CLASSES_ABOVE && i < CLASS_COUNT; i++) {
+        struct pool_class *home = &pool[i];
+        pthread_mutex_lock(&home->mu);
+        struct block *block = home->blocks;
+        if (block != NULL) {
+            home->blocks = block->next;
+        }
+        pthread_mutex_unlock(&home->mu);
+        if (block != NULL) {
+            atomic_fetch_sub_explicit(&bytes_pooled, class_bytes(i), memory_order_relaxed);
+            return block;
+        }
+    }
+    return NULL;
 }
 
 /* The smallest class that holds `bytes` (at least 16 KiB, at most 2^46). */
