@@ -148,6 +148,7 @@ struct berth_sched {
     struct berth_queue queue;
     struct berth_timers timers;
     uint64_t now_ns;               /* of this turn */
+    uint64_t wall_offset_ns;       /* from there to the time of day; 0 in virtual time */
     uint64_t load_id_last;
     bool begun;
     bool draining;

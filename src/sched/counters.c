@@ -27,7 +27,8 @@ void berth_count_success(const struct berth_ticket *ticket, const struct berth_s
     tally(&stats->compute_infer, since(t_run_ns, msg->t_ended_ns));
     tally(&stats->compute_output, since(msg->t_ended_ns, now_ns));
     atomic_fetch_add(&stats->inference_count, request->batch_rows);
-    atomic_store(&stats->last_inference_ms, berth_clock_wall_ns() / BERTH_NS_PER_MS);
+    atomic_store(&stats->last_inference_ms,
+                 (now_ns + ticket->sched->wall_offset_ns) / BERTH_NS_PER_MS);
     if (msg->kind == BERTH_WORKER_STEP && seat->copy->seat_count > 0) {
         /* Rows overlap in time: what one costs is its life over those that live beside it. */
         uint64_t rows = (seat->live + 1) * (uint64_t)seat->copy->seat_count;

@@ -20,7 +20,7 @@ static void apply(struct berth_op *op);
 static int compare_found(const void *a, const void *b);
 static void apply_found(struct berth_op *op, struct berth_repo_found *found);
 static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
-                         struct berth_runtime *in_use);
+                         struct berth_model *known, struct berth_runtime *in_use);
 static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
                          struct berth_runtime *runtime);
 static void apply_cold(struct berth_op *op, struct berth_repo_found *found,
@@ -29,6 +29,8 @@ static struct berth_model_spec *stub(const struct berth_repo_found *found);
 static void unlist_missing(struct berth_op *op);
 static bool is_found(const struct berth_op *op, const struct berth_model *model);
 static bool wants_load(const struct berth_op *op, const char *name);
+static bool is_named(const struct berth_op *op, const char *name);
+static bool is_news(struct berth_model *model, const struct berth_err *err);
 static bool is_same(const struct berth_model_spec *a, const struct berth_model_spec *b);
 
 void berth_scan_start(struct berth_op *op)
@@ -138,7 +140,7 @@ static void apply_found(struct berth_op *op, struct berth_repo_found *found)
         in_use = NULL;
     }
     if (found->spec == NULL || found->err.code != BERTH_OK) {
-        apply_broken(op, found, in_use);
+        apply_broken(op, found, model, in_use);
     } else if (in_use != NULL) {
         apply_in_use(op, found, in_use);
     } else {
@@ -149,11 +151,13 @@ static void apply_found(struct berth_op *op, struct berth_repo_found *found)
 
 /* What serves goes on; else the catalogue shows the model as failed, with the reason. */
 static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
-                         struct berth_runtime *in_use)
+                         struct berth_model *known, struct berth_runtime *in_use)
 {
     struct berth_err err = {0};
     struct berth_model *model = NULL;
-    berth_log_err(BERTH_LOG_WARN, "repo", 0, &found->err);
+    if (is_news(known, &found->err)) {
+        berth_log_err(BERTH_LOG_WARN, "repo", 0, &found->err);
+    }
     if (op->kind == BERTH_ADMIN_LOAD) {
         berth_op_fail(op, &found->err);
     }
@@ -173,6 +177,17 @@ static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
     berth_model_release(model);
 }
 
+/* A mistake that was told at the last scan is not told again. */
+static bool is_news(struct berth_model *model, const struct berth_err *err)
+{
+    char reason[sizeof(err->msg)];
+    if (model == NULL || berth_model_state(model) != BERTH_STATE_FAILED) {
+        return true;
+    }
+    berth_model_reason(model, reason, sizeof(reason));
+    return strcmp(reason, err->msg) != 0;
+}
+
 static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
                          struct berth_runtime *runtime)
 {
@@ -189,7 +204,8 @@ static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
         struct berth_model_spec *spec = found->spec;
         found->spec = NULL;
         berth_op_load(op, runtime, spec);
-    } else if (runtime->next != NULL && wants_load(op, found->name)) {
+    } else if (runtime->next != NULL &&
+               (wants_load(op, found->name) || is_named(op, found->name))) {
         berth_op_wait(op, runtime);
     }
 }
@@ -298,7 +314,14 @@ static bool wants_load(const struct berth_op *op, const char *name)
         options->mode == BERTH_CONTROL_POLL) {
         return true;
     }
-    for (size_t i = 0; op->at_start && i < options->load_model_count; i++) {
+    return op->at_start && is_named(op, name);
+}
+
+/* By --load-model. */
+static bool is_named(const struct berth_op *op, const char *name)
+{
+    const struct berth_sched_options *options = &op->sched->options;
+    for (size_t i = 0; i < options->load_model_count; i++) {
         if (strcmp(options->load_models[i], "*") == 0 ||
             strcmp(options->load_models[i], name) == 0) {
             return true;

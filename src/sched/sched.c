@@ -345,7 +345,9 @@ static void *thread_main(void *argument)
 {
     struct berth_sched *sched = argument;
     while (!atomic_load(&sched->stop)) {
-        uint64_t t_next_ns = berth_sched_turn(sched, berth_clock_now_ns());
+        uint64_t now_ns = berth_clock_now_ns();
+        sched->wall_offset_ns = berth_clock_wall_ns() - now_ns;
+        uint64_t t_next_ns = berth_sched_turn(sched, now_ns);
         berth_queue_wait(&sched->queue, t_next_ns == UINT64_MAX ? 0 : t_next_ns);
     }
     return NULL;

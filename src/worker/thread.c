@@ -1,10 +1,13 @@
 /* thread.c - the worker whose work is done by threads of this process.
  *
  * Run threads take RUN and STEP messages in the order they were sent; loader threads take DESCRIBE,
- * LOAD and UNLOAD and run at SCHED_IDLE, so that a load gets only what serving leaves over. One
- * mutex guards both lists and the table of loaded models; it is never held while an engine works.
- * A loaded model cannot vanish under a run: the controller sends UNLOAD only when nothing of that
- * model is under way.
+ * LOAD and UNLOAD. While anything is served, or was in the last seconds, loads go to threads at
+ * SCHED_IDLE, so that a load gets only what serving leaves over; on a worker that serves nothing
+ * they go to threads of the normal class, since else every other busy process of the machine would
+ * hold up a load that is in nobody's way (a thread cannot leave SCHED_IDLE again without privilege,
+ * so there are two sets). One mutex guards the lists and the table of loaded models; it is never
+ * held while an engine works. A loaded model cannot vanish under a run: the controller sends UNLOAD
+ * only when nothing of that model is under way.
  *
  * Rejected: one list for both kinds (a load would take a run thread), and a lock-free list (the
  * mutex costs 40 ns, the wake-up of a sleeping thread a hundred times that).
@@ -19,6 +22,7 @@
 #include "worker/worker.h"
 
 #define TABLE_COUNT 256 /* a power of two */
+#define CALM_NS (2 * BERTH_NS_PER_S) /* served nothing for so long: loads may go at full speed */
 
 struct entry {
     struct entry *next;
@@ -43,15 +47,20 @@ struct thread_worker {
     pthread_mutex_t mu;
     struct entry *table[TABLE_COUNT]; /* guarded by mu */
     bool stopping;                    /* guarded by mu */
+    size_t runs_under_way;            /* guarded by mu */
+    uint64_t t_served_ns;             /* guarded by mu; end of the last run; 0: none yet */
     struct lane runs;
-    struct lane loads;
+    struct lane loads;                /* at SCHED_IDLE */
+    struct lane loads_calm;           /* while nothing is served */
 };
 
 static void send(struct berth_worker *base, struct berth_worker_msg *msg);
+static struct lane *load_lane(struct thread_worker *worker, uint64_t now_ns);
 static void destroy(struct berth_worker *base);
 static enum berth_code lane_start(struct lane *lane, uint32_t count, struct berth_err *err);
 static void lane_finish(struct lane *lane);
 static void *lane_main(void *argument);
+static void note_served(struct thread_worker *worker, uint64_t now_ns);
 static struct berth_worker_msg *lane_take(struct lane *lane);
 static void handle(struct thread_worker *worker, struct berth_worker_msg *msg);
 static void handle_load(struct thread_worker *worker, struct berth_worker_msg *msg);
@@ -80,15 +89,21 @@ enum berth_code berth_worker_thread_create(const struct berth_worker_options *op
     worker->runs.worker = worker;
     worker->loads.worker = worker;
     worker->loads.idle_class = true;
+    worker->loads_calm.worker = worker;
     pthread_mutex_init(&worker->mu, NULL);
     pthread_cond_init(&worker->runs.filled, NULL);
     pthread_cond_init(&worker->loads.filled, NULL);
+    pthread_cond_init(&worker->loads_calm.filled, NULL);
     berth_list_init(&worker->runs.items);
     berth_list_init(&worker->loads.items);
+    berth_list_init(&worker->loads_calm.items);
+    uint32_t load_threads = options->load_threads == 0 ? 1 : options->load_threads;
     enum berth_code code = lane_start(&worker->runs, worker->base.parallel_max, err);
     if (code == BERTH_OK) {
-        code = lane_start(&worker->loads, options->load_threads == 0 ? 1 : options->load_threads,
-                          err);
+        code = lane_start(&worker->loads, load_threads, err);
+    }
+    if (code == BERTH_OK) {
+        code = lane_start(&worker->loads_calm, load_threads, err);
     }
     if (code != BERTH_OK) {
         destroy(&worker->base);
@@ -101,16 +116,25 @@ enum berth_code berth_worker_thread_create(const struct berth_worker_options *op
 static void send(struct berth_worker *base, struct berth_worker_msg *msg)
 {
     struct thread_worker *worker = BERTH_CONTAINER_OF(base, struct thread_worker, base);
-    struct lane *lane = msg->kind == BERTH_WORKER_RUN || msg->kind == BERTH_WORKER_STEP
-                            ? &worker->runs
-                            : &worker->loads;
+    bool runs = msg->kind == BERTH_WORKER_RUN || msg->kind == BERTH_WORKER_STEP;
+    uint64_t now_ns = runs ? 0 : berth_clock_now_ns();
     pthread_mutex_lock(&worker->mu);
+    struct lane *lane = runs ? &worker->runs : load_lane(worker, now_ns);
+    worker->runs_under_way += runs;
     berth_list_append(&lane->items, &msg->post.link);
     bool wake = lane->sleepers > 0;
     pthread_mutex_unlock(&worker->mu);
     if (wake) {
         pthread_cond_signal(&lane->filled);
     }
+}
+
+/* mu is held. */
+static struct lane *load_lane(struct thread_worker *worker, uint64_t now_ns)
+{
+    bool calm = worker->runs_under_way == 0 &&
+                (worker->t_served_ns == 0 || now_ns > worker->t_served_ns + CALM_NS);
+    return calm ? &worker->loads_calm : &worker->loads;
 }
 
 /* Threads go on until their list is empty, so nothing that was sent is lost. */
@@ -122,6 +146,7 @@ static void destroy(struct berth_worker *base)
     pthread_mutex_unlock(&worker->mu);
     lane_finish(&worker->runs);
     lane_finish(&worker->loads);
+    lane_finish(&worker->loads_calm);
     for (size_t i = 0; i < TABLE_COUNT; i++) {
         while (worker->table[i] != NULL) {
             berth_loaded_destroy(table_remove(worker, worker->table[i]->load_id));
@@ -129,6 +154,7 @@ static void destroy(struct berth_worker *base)
     }
     pthread_cond_destroy(&worker->runs.filled);
     pthread_cond_destroy(&worker->loads.filled);
+    pthread_cond_destroy(&worker->loads_calm.filled);
     pthread_mutex_destroy(&worker->mu);
     berth_free(worker);
 }
@@ -145,7 +171,7 @@ static enum berth_code lane_start(struct lane *lane, uint32_t count, struct bert
             return berth_fail(err, BERTH_UNAVAILABLE, "cannot start a worker thread");
         }
         char name[16];
-        snprintf(name, sizeof(name), "%s-%u", lane->idle_class ? "load" : "run",
+        snprintf(name, sizeof(name), "%s-%u", lane == &lane->worker->runs ? "run" : "load",
                  lane->thread_count % 1000);
         pthread_setname_np(*thread, name);
     }
@@ -175,9 +201,20 @@ static void *lane_main(void *argument)
         msg->t_started_ns = berth_clock_now_ns();
         handle(lane->worker, msg);
         msg->t_ended_ns = berth_clock_now_ns();
+        if (lane == &lane->worker->runs) {
+            note_served(lane->worker, msg->t_ended_ns);
+        }
         berth_queue_post(lane->worker->base.replies, &msg->post.link);
     }
     return NULL;
+}
+
+static void note_served(struct thread_worker *worker, uint64_t now_ns)
+{
+    pthread_mutex_lock(&worker->mu);
+    worker->runs_under_way--;
+    worker->t_served_ns = now_ns;
+    pthread_mutex_unlock(&worker->mu);
 }
 
 /* NULL: the worker stops and nothing is left to do. */

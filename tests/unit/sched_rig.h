@@ -27,6 +27,8 @@
 #define RIG_SENT_MAX 512
 #define RIG_SLOTS 64
 
+#define RIG_FN static __attribute__((unused)) /* not each test uses each function */
+
 struct rig_client {
     struct berth_request *request;
     int64_t dims[2];
@@ -69,14 +71,14 @@ struct rig {
     struct berth_admin *admin_back;
 };
 
-static void rig_end(struct rig *rig, struct berth_worker_msg *msg, uint64_t run_ns);
+RIG_FN void rig_end(struct rig *rig, struct berth_worker_msg *msg, uint64_t run_ns);
 
-static struct rig *rig_of(struct berth_worker *worker)
+RIG_FN struct rig *rig_of(struct berth_worker *worker)
 {
     return BERTH_CONTAINER_OF(worker, struct rig, worker);
 }
 
-static struct rig_loaded *rig_loaded_find(struct rig *rig, uint64_t load_id)
+RIG_FN struct rig_loaded *rig_loaded_find(struct rig *rig, uint64_t load_id)
 {
     for (size_t i = 0; i < rig->loaded_count; i++) {
         if (rig->loaded[i].load_id == load_id) {
@@ -86,7 +88,7 @@ static struct rig_loaded *rig_loaded_find(struct rig *rig, uint64_t load_id)
     return NULL;
 }
 
-static void rig_forget_loaded(struct rig *rig, uint64_t load_id)
+RIG_FN void rig_forget_loaded(struct rig *rig, uint64_t load_id)
 {
     struct rig_loaded *loaded = rig_loaded_find(rig, load_id);
     assert_non_null(loaded);
@@ -94,7 +96,7 @@ static void rig_forget_loaded(struct rig *rig, uint64_t load_id)
     rig->loaded_count--;
 }
 
-static void rig_send(struct berth_worker *worker, struct berth_worker_msg *msg)
+RIG_FN void rig_send(struct berth_worker *worker, struct berth_worker_msg *msg)
 {
     struct rig *rig = rig_of(worker);
     bool runs = msg->kind == BERTH_WORKER_RUN || msg->kind == BERTH_WORKER_STEP;
@@ -117,14 +119,14 @@ static void rig_send(struct berth_worker *worker, struct berth_worker_msg *msg)
     }
 }
 
-static void rig_no_destroy(struct berth_worker *worker)
+RIG_FN void rig_no_destroy(struct berth_worker *worker)
 {
 }
 
 static const struct berth_worker_ops rig_ops = {
     .name = "fake", .send = rig_send, .destroy = rig_no_destroy};
 
-static void rig_open(struct rig *rig)
+RIG_FN void rig_open(struct rig *rig)
 {
     struct berth_err err = {0};
     struct berth_slabs_options slabs = {.bytes_budget = 1 << 24, .bytes_pool_max = 1 << 20};
@@ -153,14 +155,14 @@ static void rig_open(struct rig *rig)
     };
 }
 
-static void rig_begin(struct rig *rig)
+RIG_FN void rig_begin(struct rig *rig)
 {
     struct berth_err err = {0};
     assert_int_equal(berth_sched_create(&rig->options, &rig->sched, &err), BERTH_OK);
 }
 
 /* A spec in the catalogue's form; the caller adjusts it before rig_put. */
-static struct berth_model_spec *rig_spec(const char *name)
+RIG_FN struct berth_model_spec *rig_spec(const char *name)
 {
     struct berth_model_spec *spec = berth_spec_create();
     assert_non_null(spec);
@@ -176,7 +178,7 @@ static struct berth_model_spec *rig_spec(const char *name)
     return spec;
 }
 
-static struct berth_model *rig_put(struct rig *rig, struct berth_model_spec *spec)
+RIG_FN struct berth_model *rig_put(struct rig *rig, struct berth_model_spec *spec)
 {
     struct berth_err err = {0};
     struct berth_model *model = NULL;
@@ -185,7 +187,7 @@ static struct berth_model *rig_put(struct rig *rig, struct berth_model_spec *spe
     return model; /* retained; rig_drop gives it back */
 }
 
-static void rig_on_part(struct berth_post *post)
+RIG_FN void rig_on_part(struct berth_post *post)
 {
     struct berth_part *part = BERTH_CONTAINER_OF(post, struct berth_part, post);
     struct rig_client *client = part->request->owner;
@@ -204,7 +206,7 @@ static void rig_on_part(struct berth_post *post)
     berth_part_destroy(part);
 }
 
-static void rig_replies(struct rig *rig)
+RIG_FN void rig_replies(struct rig *rig)
 {
     struct berth_link posts;
     berth_list_init(&posts);
@@ -216,20 +218,20 @@ static void rig_replies(struct rig *rig)
     }
 }
 
-static void rig_turn(struct rig *rig)
+RIG_FN void rig_turn(struct rig *rig)
 {
     rig->t_next_ns = berth_sched_turn(rig->sched, rig->now_ns);
     rig_replies(rig);
 }
 
-static void rig_advance(struct rig *rig, uint64_t ns)
+RIG_FN void rig_advance(struct rig *rig, uint64_t ns)
 {
     rig->now_ns += ns;
     rig_turn(rig);
 }
 
 /* A request of `rows` rows of `width` numbers; not submitted yet. false: no memory. */
-static bool rig_request(struct rig *rig, struct rig_client *client, struct berth_model *model,
+RIG_FN bool rig_request(struct rig *rig, struct rig_client *client, struct berth_model *model,
                         uint64_t rows, int64_t width)
 {
     *client = (struct rig_client){.rig = rig};
@@ -255,7 +257,7 @@ static bool rig_request(struct rig *rig, struct rig_client *client, struct berth
     return true;
 }
 
-static enum berth_code rig_submit(struct rig *rig, struct rig_client *client)
+RIG_FN enum berth_code rig_submit(struct rig *rig, struct rig_client *client)
 {
     struct berth_err err = {0};
     enum berth_code code = berth_sched_submit(rig->sched, client->request, &err);
@@ -268,14 +270,14 @@ static enum berth_code rig_submit(struct rig *rig, struct rig_client *client)
 }
 
 /* Makes, submits and lets the controller take it. */
-static void rig_ask(struct rig *rig, struct rig_client *client, struct berth_model *model)
+RIG_FN void rig_ask(struct rig *rig, struct rig_client *client, struct berth_model *model)
 {
     assert_true(rig_request(rig, client, model, 1, 4));
     assert_int_equal(rig_submit(rig, client), BERTH_OK);
     rig_turn(rig);
 }
 
-static void rig_leave(struct rig_client *client)
+RIG_FN void rig_leave(struct rig_client *client)
 {
     if (client->request != NULL) {
         client->request->owner = NULL;
@@ -284,7 +286,7 @@ static void rig_leave(struct rig_client *client)
     }
 }
 
-static struct berth_worker_msg *rig_sent(struct rig *rig, enum berth_worker_kind kind)
+RIG_FN struct berth_worker_msg *rig_sent(struct rig *rig, enum berth_worker_kind kind)
 {
     for (size_t i = 0; i < rig->sent_count; i++) {
         if (rig->sent[i]->kind == kind) {
@@ -294,7 +296,7 @@ static struct berth_worker_msg *rig_sent(struct rig *rig, enum berth_worker_kind
     return NULL;
 }
 
-static size_t rig_count(const struct rig *rig, enum berth_worker_kind kind)
+RIG_FN size_t rig_count(const struct rig *rig, enum berth_worker_kind kind)
 {
     size_t count = 0;
     for (size_t i = 0; i < rig->sent_count; i++) {
@@ -303,7 +305,7 @@ static size_t rig_count(const struct rig *rig, enum berth_worker_kind kind)
     return count;
 }
 
-static void rig_take_off(struct rig *rig, struct berth_worker_msg *msg)
+RIG_FN void rig_take_off(struct rig *rig, struct berth_worker_msg *msg)
 {
     for (size_t i = 0; i < rig->sent_count; i++) {
         if (rig->sent[i] == msg) {
@@ -314,7 +316,7 @@ static void rig_take_off(struct rig *rig, struct berth_worker_msg *msg)
     fail_msg("a message that was not sent");
 }
 
-static void rig_do_run(struct berth_worker_msg *msg)
+RIG_FN void rig_do_run(struct berth_worker_msg *msg)
 {
     for (size_t i = 0; i < msg->batch.row_count; i++) {
         struct berth_row *row = &msg->batch.rows[i];
@@ -330,7 +332,7 @@ static void rig_do_run(struct berth_worker_msg *msg)
 
 /* A step model's row ends in the step after its request's parameter-free life: row priority is not
  * used there, so batch_rows says how many steps it lives. */
-static void rig_do_step(struct rig *rig, struct berth_worker_msg *msg)
+RIG_FN void rig_do_step(struct rig *rig, struct berth_worker_msg *msg)
 {
     struct rig_loaded *loaded = rig_loaded_find(rig, msg->load_id);
     struct berth_request **slots = loaded->slots[msg->instance];
@@ -370,7 +372,7 @@ static void rig_do_step(struct rig *rig, struct berth_worker_msg *msg)
 }
 
 /* Ends a message as the worker would; the test has put errors in msg->err or rows' err before. */
-static void rig_end(struct rig *rig, struct berth_worker_msg *msg, uint64_t run_ns)
+RIG_FN void rig_end(struct rig *rig, struct berth_worker_msg *msg, uint64_t run_ns)
 {
     rig_take_off(rig, msg);
     msg->t_started_ns = rig->now_ns >= run_ns ? rig->now_ns - run_ns : 0;
@@ -409,7 +411,7 @@ static void rig_end(struct rig *rig, struct berth_worker_msg *msg, uint64_t run_
 }
 
 /* Ends the first message of a kind after run_ns of virtual time. */
-static void rig_finish(struct rig *rig, enum berth_worker_kind kind, uint64_t run_ns)
+RIG_FN void rig_finish(struct rig *rig, enum berth_worker_kind kind, uint64_t run_ns)
 {
     struct berth_worker_msg *msg = rig_sent(rig, kind);
     assert_non_null(msg);
@@ -419,7 +421,7 @@ static void rig_finish(struct rig *rig, enum berth_worker_kind kind, uint64_t ru
 }
 
 /* A warm model: asked for once, loaded, answered. */
-static struct berth_model *rig_warm(struct rig *rig, struct berth_model_spec *spec)
+RIG_FN struct berth_model *rig_warm(struct rig *rig, struct berth_model_spec *spec)
 {
     struct rig_client client;
     struct berth_model *model = rig_put(rig, spec);
@@ -437,19 +439,19 @@ static struct berth_model *rig_warm(struct rig *rig, struct berth_model_spec *sp
 }
 
 /* The catalogue keeps the model; this gives back rig_put's reference. */
-static void rig_drop(struct berth_model *model)
+RIG_FN void rig_drop(struct berth_model *model)
 {
     berth_model_release(model);
 }
 
-static void rig_admin_done(struct berth_post *post)
+RIG_FN void rig_admin_done(struct berth_post *post)
 {
     struct berth_admin *admin = BERTH_CONTAINER_OF(post, struct berth_admin, post);
     struct rig *rig = admin->state;
     rig->admin_back = admin;
 }
 
-static void rig_admin(struct rig *rig, struct berth_admin *admin, enum berth_admin_kind kind,
+RIG_FN void rig_admin(struct rig *rig, struct berth_admin *admin, enum berth_admin_kind kind,
                       const char *name)
 {
     *admin = (struct berth_admin){.on_done = rig_admin_done, .reply = &rig->replies,
@@ -459,7 +461,7 @@ static void rig_admin(struct rig *rig, struct berth_admin *admin, enum berth_adm
 }
 
 /* Ends what is under way, takes everything down and checks that nothing is left. */
-static void rig_close(struct rig *rig)
+RIG_FN void rig_close(struct rig *rig)
 {
     rig->auto_all = true;
     while (rig->sent_count > 0) {

@@ -1,4 +1,4 @@
-/* test_scan.c - control modes over a real repository folder: scan, load, reload, unload by change. */
+/* test_scan.c - control modes over a real folder: scan, load, reload, unload by change. */
 #include "sched_rig.h"
 
 #include <ftw.h>
