@@ -665,7 +665,6 @@ static bool rows_alike(const struct berth_model_spec *spec, const struct berth_r
 static void group_run(struct berth_instance *instance)
 {
     struct berth_err err = {.code = BERTH_OK};
-    struct berth_ort_run run = {0};
     const unsigned char *cursors[BERTH_ORT_VALUES_MAX] = {NULL};
     instance->input_count = 0;
     instance->output_count = 0;
@@ -677,11 +676,11 @@ static void group_run(struct berth_instance *instance)
     }
     bool placed = instance->output_count > 0 && instance->outputs[0].bytes != NULL;
     if (code == BERTH_OK) {
-        run = (struct berth_ort_run){.inputs = instance->inputs,
-                                     .input_count = instance->input_count,
-                                     .outputs = instance->outputs,
-                                     .output_count = instance->output_count,
-                                     .stop = {instance->flags, instance->group_count}};
+        struct berth_ort_run run = {.inputs = instance->inputs,
+                                    .input_count = instance->input_count,
+                                    .outputs = instance->outputs,
+                                    .output_count = instance->output_count,
+                                    .stop = {instance->flags, instance->group_count}};
         code = berth_ort_session_run(instance->model->session, &run, &err);
     }
     if (code == BERTH_OK) {

@@ -317,7 +317,6 @@ static void write_group(struct berth_buf *out, const struct berth_model_spec *sp
 {
     const struct berth_config_field *group = NULL;
     const char *name = berth_config_string(node, "name");
-    bool first = true;
     for (size_t i = 0; i < berth_config_model.field_count && group == NULL; i++) {
         if (strcmp(berth_config_model.fields[i].name, "instance_group") == 0) {
             group = &berth_config_model.fields[i];
@@ -340,8 +339,7 @@ static void write_group(struct berth_buf *out, const struct berth_model_spec *sp
         } else if (strcmp(field->name, "count") == 0 && berth_config_integer(node, "count") == 0) {
             berth_buf_puts(out, ",\"count\":1");
         } else {
-            first = i == 0;
-            write_field(out, field, node, first);
+            write_field(out, field, node, i == 0);
         }
     }
     berth_buf_puts(out, "}");
