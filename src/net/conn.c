@@ -3,8 +3,8 @@
  * berth_conn_run is the only place where a connection moves: it calls the present state's step
  * until one says that there is nothing to do but wait. Handlers, timers and posts only change what
  * the steps look at. So an answer given inside a callback is written when the callback has
- * returned, and there is one way out (conn_destroy), reached from the run alone or from a loop that ends.
- */
+ * returned, and there is one way out (conn_destroy), reached from the run alone or from a loop that
+ * ends. */
 #include "net/conn.h"
 
 #include <errno.h>

@@ -128,9 +128,8 @@ struct berth_http_answer {
     bool close;               /* end the connection after it */
 };
 
-/* The whole answer; once an exchange (later ones are dropped and released). Any time between on_head
- * and on_close. A HEAD request gets the
- * head only. gzip is not applied. */
+/* The whole answer; once an exchange, later ones are dropped and released. Any time between
+ * on_head and on_close. A HEAD request gets the head only. gzip is not applied. */
 void berth_http_answer(struct berth_exchange *exchange, const struct berth_http_answer *answer);
 /* A streamed answer (chunked): begin once, then chunks, then end. Takes chunk's bytes. */
 void berth_http_stream_begin(struct berth_exchange *exchange, const struct berth_http_answer *head);

@@ -33,6 +33,7 @@ enum chunk_state {
     CHUNK_DATA_CR,
     CHUNK_DATA_LF,
     CHUNK_TRAILER_START,
+    CHUNK_TRAILER_NAME,
     CHUNK_TRAILER,
     CHUNK_TRAILER_LF,
     CHUNK_END_LF,
@@ -457,13 +458,17 @@ static void read_connection(const char *value, struct framing *framing)
 {
     while (*value != '\0') {
         value += strspn(value, " \t,");
-        size_t length = strcspn(value, " \t,");
+        size_t whole = strcspn(value, ",");
+        size_t length = whole;
+        while (length > 0 && (value[length - 1] == ' ' || value[length - 1] == '\t')) {
+            length--;
+        }
         if (length == 5 && strncasecmp(value, "close", 5) == 0) {
             framing->close = true;
         } else if (length == 10 && strncasecmp(value, "keep-alive", 10) == 0) {
             framing->keep_alive = true;
         }
-        value += length;
+        value += whole;
     }
 }
 
@@ -564,18 +569,23 @@ static const char *chunk_byte(struct berth_http1_chunks *chunks, unsigned char b
         chunks->line = 0;
         break;
     case CHUNK_TRAILER_START:
+    case CHUNK_TRAILER_NAME:
     case CHUNK_TRAILER:
         if (++chunks->trailer_bytes > BERTH_HTTP1_TRAILER_BYTES_MAX) {
             return "the trailer is too long";
         }
-        if (byte == '\r') {
+        if (byte == '\r' && state != CHUNK_TRAILER_NAME) {
             chunks->state = state == CHUNK_TRAILER ? CHUNK_TRAILER_LF : CHUNK_END_LF;
             return NULL;
         }
-        if (state == CHUNK_TRAILER_START && !is_token_byte(byte)) {
-            return "malformed trailer";
+        if (state == CHUNK_TRAILER_NAME && byte == ':') {
+            chunks->state = CHUNK_TRAILER;
+            return NULL;
         }
-        chunks->state = CHUNK_TRAILER;
+        if (state != CHUNK_TRAILER) {
+            chunks->state = CHUNK_TRAILER_NAME;
+            return is_token_byte(byte) ? NULL : "malformed trailer";
+        }
         return (byte >= 0x20 && byte != 0x7F) || byte == '\t' ? NULL : "malformed trailer";
     case CHUNK_TRAILER_LF:
         chunks->state = CHUNK_TRAILER_START;

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 
 #define FIRST_BYTES 65536                 /* capacity of a body of unknown length */
+#define OVERTAKING_BYTES_MAX 65536
 #define RUN_BYTES (2 * UINT64_C(1048576)) /* read in one run; then the others have a turn */
 #define IN_PLACE_BYTES 4096               /* that much left of a chunk is read in place */
 #define RATE_GRACE_NS (30 * BERTH_NS_PER_S)
@@ -138,8 +139,9 @@ static enum berth_step want_room(struct berth_conn *conn, uint64_t bytes)
     uint64_t allowed_ns = loop->http->options.admit_timeout_ns;
     struct berth_err err;
     exchange->wanted = bytes;
-    /* Who comes later does not overtake. */
-    enum berth_code code = berth_list_empty(&loop->paused) ? take_room(exchange, &err) : BERTH_BUSY;
+    /* Who comes later does not overtake, but for bodies so small that they hold up nobody. */
+    bool may = berth_list_empty(&loop->paused) || bytes <= OVERTAKING_BYTES_MAX;
+    enum berth_code code = may ? take_room(exchange, &err) : BERTH_BUSY;
     if (code == BERTH_OK) {
         send_continue(conn);
         return BERTH_STEP_AGAIN;
@@ -163,7 +165,9 @@ static enum berth_code take_room(struct berth_exchange *exchange, struct berth_e
 {
     struct berth_slabs *slabs = exchange->conn->loop->http->options.slabs;
     enum berth_code code;
-    if (exchange->range.slab != 0) {
+    if (!berth_slabs_admits(slabs, exchange->wanted - exchange->range.length)) {
+        code = berth_fail(err, BERTH_BUSY, "no room for the body now");
+    } else if (exchange->range.slab != 0) {
         code = berth_slabs_resize(slabs, &exchange->range, exchange->wanted, err);
     } else if (exchange->private_slab) {
         code = berth_slabs_take_private(slabs, exchange->wanted, &exchange->range, err);

@@ -241,6 +241,9 @@ static const struct chunk_case chunk_cases[] = {
     {"0\r\n\n", NULL},
     {"0\r\n: x\r\n", NULL},
     {"0\r\n a\r\n", NULL},
+    {"0\r\na\r\n\r\n", NULL},
+    {"0\r\na b: c\r\n\r\n", NULL},
+    {"0\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", NULL},
     {"0\r\na: \x01\r\n", NULL},
     {"0\r\na: b\n", NULL},
     {"1000000000000000\r\n", NULL},
@@ -313,6 +316,7 @@ static void test_chunk_limits(void **state)
         size_t trailer = BERTH_HTTP1_TRAILER_BYTES_MAX + (size_t)over;
         memcpy(bytes, "0\r\n", 3);
         memset(bytes + 3, 'x', trailer);
+        bytes[4] = ':';
         memcpy(bytes + 3 + trailer - 2, "\r\n\r\n", 5);
         assert_int_equal(read_chunks(bytes, trailer + 5, 1, body), over ? -1 : 0);
     }
