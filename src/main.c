@@ -36,7 +36,7 @@ static bool wants_help(int argc, char **argv);
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "decode") == 0) {
-        return berth_media_decode_main(argc - 1, argv + 1); /* a decode process of our own */
+        return berth_media_decode_main(argc, argv); /* one of the server's decode processes */
     }
     if (argc > 1 && strcmp(argv[1], "options") == 0) {
         berth_config_print_markdown(stdout); /* docs/options.md */

@@ -158,10 +158,12 @@ void berth_call_fail(struct berth_call *call, const struct berth_err *err)
     }
     headers[count++] = (struct berth_http_header){"x-should-retry", again ? "true" : "false"};
     bool openai = call->route != NULL && call->route->style == BERTH_STYLE_OPENAI;
+    /* OpenAI's clients take 5xx for the server's fault; a field this model cannot do is theirs. */
+    int status = err->code == BERTH_UNSUPPORTED && err->field != NULL ? 400
+                                                                      : berth_code_http(err->code);
     const char *type = error_body(call->api, call->exchange, err, &text);
     berth_call_answer(call, &(struct berth_http_answer){
-                                .status = openai ? berth_code_http(err->code)
-                                                 : berth_kserve_status(call->api, err),
+                                .status = openai ? status : berth_kserve_status(call->api, err),
                                 .content_type = type,
                                 .headers = headers,
                                 .header_count = count,

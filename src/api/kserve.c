@@ -73,7 +73,10 @@ enum berth_code berth_kserve_find_model(struct berth_call *call, const char *ver
         }
     }
     struct berth_model *model = berth_catalog_find(catalog, name, version);
-    if (model != NULL && available(call, model)) {
+    /* In demand mode a model that failed is not "unknown": the controller says why, and when to
+     * come again. */
+    if (model != NULL && (available(call, model) || (call->api->options.demand &&
+                                                     atomic_load(&model->listed)))) {
         call->model = model;
         return BERTH_OK;
     }
@@ -115,7 +118,8 @@ static enum berth_code ready(struct berth_call *call, struct berth_err *err)
 
 static enum berth_code model_ready(struct berth_call *call, struct berth_err *err)
 {
-    if (berth_kserve_find_model(call, call->segments[1], err) == BERTH_OK) {
+    if (berth_kserve_find_model(call, call->segments[1], err) == BERTH_OK &&
+        available(call, call->model)) {
         answer_empty(call);
         return BERTH_OK;
     }

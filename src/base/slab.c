@@ -33,6 +33,7 @@
 #define STACK_DEPTH 32
 #define TRIM_ORDER 8                          /* no holes smaller than 64 KiB */
 #define CLASSES 64
+#define ADMIT_ALWAYS_BYTES 65536
 #define PAGE_BYTES ((size_t)4096)
 #define BUDGET_MAX ((uint64_t)1 << 50)        /* so that rounding sizes up cannot overflow */
 
@@ -153,6 +154,16 @@ enum berth_code berth_slabs_take_private(struct berth_slabs *slabs, size_t bytes
                                          struct berth_range *out, struct berth_err *err)
 {
     return take(slabs, bytes, RANGE_OWN | RANGE_PRIVATE, out, err);
+}
+
+bool berth_slabs_admits(struct berth_slabs *slabs, size_t bytes)
+{
+    pthread_mutex_lock(&slabs->mu);
+    uint64_t out = slabs->stats.bytes_out;
+    pthread_mutex_unlock(&slabs->mu);
+    return bytes <= ADMIT_ALWAYS_BYTES || out == 0 ||
+           (out < slabs->options.bytes_budget / 2 &&
+            bytes <= slabs->options.bytes_budget / 2 - out);
 }
 
 enum berth_code berth_slabs_resize(struct berth_slabs *slabs, struct berth_range *range,

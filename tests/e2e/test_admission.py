@@ -164,7 +164,7 @@ def test_sigterm_drains(slow_models):
         assert server.get("/health")[0] == 503
         assert server.call("POST", "/v2/models/identity/infer", BODY)[0] == 200
         assert running.result()[0] == 200
-    server.stop()
+    assert server.process.wait(10) == 0
 
 
 def test_second_signal_ends_at_once(slow_models):
@@ -173,7 +173,7 @@ def test_second_signal_ends_at_once(slow_models):
     time.sleep(0.2)
     assert server.alive()
     server.process.send_signal(signal.SIGTERM)
-    server.stop(expect=1)
+    assert server.process.wait(10) == 1
 
 
 SMUGGLING = [

@@ -65,8 +65,8 @@ def test_every_type_in_json(client, dtype):
     name = "string" if dtype == "BYTES" else dtype.lower()
     result = client.infer(f"echo_{name}", [tensor(values, False, "IN", dtype)],
                           outputs=[triton.InferRequestedOutput("OUT", binary_data=False)])
-    assert [np.array(v).item() if dtype != "BYTES" else v for v in result.as_numpy("OUT").tolist()] == \
-        [v if dtype != "BYTES" else v for v in values.tolist()]
+    got = result.as_numpy("OUT").tolist()
+    assert [v.encode() if isinstance(v, str) else v for v in got] == values.tolist()
 
 
 def test_three_megabytes(client):

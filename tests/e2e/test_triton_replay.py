@@ -28,16 +28,14 @@ DIFFERENT = {
     "err_bad_json2": "the JSON library's own words for the mistake; the status is the same",
     "repo_index_badjson": "the JSON library's own words for the mistake; the status is the same",
     "err_binary_no_header_len": "the JSON is followed by bytes: berth calls that malformed JSON",
-    "infer_gzip_response": "answers are not compressed",
+    "live_head": "an answer to HEAD has no body",
+    "repo_load_override": "the override names the python backend, which is not here",
     "err_content_encoding": "a body that is not gzip is refused (400); Triton answers an empty tensor with 200",
     "err_content_encoding_unknown": "415 is what HTTP has for it",
-    "repo_load_override_badjson": None,
     "err_wrong_rank": "the note on max_batch_size is shorter",
     "err_wrong_rank3": "the note on max_batch_size is shorter",
     "err_wrong_dim_ocr": "the note on max_batch_size is shorter",
-    "raw_http10": None,
 }
-DIFFERENT = {name: why for name, why in DIFFERENT.items() if why}
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +117,7 @@ def test_same_as_triton(server, case):
     same = status == got_status and want == got
     if name in DIFFERENT:
         assert not same, f"{name} does not differ any more: take it off the list"
-        assert got_status != 200 or name in ("server_metadata", "model_config_ocr", "model_metadata", "v1",
-                                             "metrics_on_http_port", "infer_gzip_response"), got_body
+        assert got_status != 200 or name in ("server_metadata", "model_config_ocr", "model_metadata", "v1", "metrics_on_http_port"), got_body
         return
     assert got_status == status, got_body
     assert got == want
