@@ -65,6 +65,7 @@ static struct {
     bool memory_started, watch_started, registered;
 } ort = {.mu = PTHREAD_MUTEX_INITIALIZER};
 
+static _Atomic uint32_t sessions_open;
 static _Atomic uint32_t opens_now;
 static _Atomic uint64_t opens_ever;
 
@@ -168,6 +169,7 @@ enum berth_code berth_ort_session_open(const char *path, struct berth_ort_meter 
     }
     session->meter = meter;
     berth_arena_init(&session->arena, METADATA_BYTES_MAX * 2);
+    atomic_fetch_add(&sessions_open, 1);
     uint32_t others = atomic_fetch_add(&opens_now, 1);
     uint64_t turn = atomic_fetch_add(&opens_ever, 1) + 1;
     uint64_t heap_before = berth_ort_memory_heap();
@@ -201,7 +203,9 @@ void berth_ort_session_close(struct berth_ort_session *session)
     berth_ort_meter_add(session->meter, -session->bytes_unseen);
     berth_arena_finish(&session->arena);
     berth_free(session);
-    berth_ort_memory_trim(); /* scratch that this model alone needed is not kept */
+    if (atomic_fetch_sub(&sessions_open, 1) == 1) {
+        berth_ort_memory_trim(); /* others may still want the scratch, nobody does now */
+    }
 }
 
 const struct berth_ort_io *berth_ort_session_inputs(const struct berth_ort_session *session,

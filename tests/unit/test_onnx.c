@@ -772,6 +772,58 @@ static void nothing_is_left_after_detach(void **state)
     assert_int_equal(berth_mem_bytes_live(), live);
 }
 
+struct runner {
+    struct berth_engine_model *model;
+    size_t wrong;
+};
+
+static void *run_often(void *argument)
+{
+    struct runner *runner = argument;
+    struct berth_instance *instance = instance_of(runner->model);
+    const float x[6] = {1, 2, 3, 4, 5, 6};
+    struct input inputs[2] = {floats("x", 2, 3, x), floats("y", 2, 3, x)};
+    for (int i = 0; i < 200; i++) {
+        struct berth_row rows[2] = {row_of(request_of(inputs, 2, 0, 2)),
+                                    row_of(request_of(inputs, 2, 0, 2))};
+        const struct berth_tensor *tensor;
+        run_rows(instance, rows, 2);
+        for (size_t row = 0; row < 2; row++) {
+            const float *z = output(&rows[row], "z", &tensor);
+            runner->wrong += z[0] != 2 || z[5] != 12;
+            row_finish(&rows[row]);
+        }
+    }
+    onnx->instance_destroy(instance);
+    return NULL;
+}
+
+/* Instances of one model on several threads, while other models come and go. */
+static void runs_while_others_load(void **state)
+{
+    (void)state;
+    struct berth_model_spec *spec = described("add.onnx");
+    struct berth_model_spec *other = described("linear.onnx");
+    struct runner runners[3] = {{0}};
+    pthread_t threads[3];
+    runners[0].model = runners[1].model = runners[2].model = attached(spec);
+    uint64_t resting = onnx->model_bytes(runners[0].model);
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, run_often, &runners[i]), 0);
+    }
+    for (int i = 0; i < 20; i++) {
+        onnx->model_detach(attached(other));
+    }
+    for (size_t i = 0; i < 3; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(runners[i].wrong, 0);
+    }
+    assert_int_equal(onnx->model_bytes(runners[0].model), resting);
+    onnx->model_detach(runners[0].model);
+    berth_spec_release(spec);
+    berth_spec_release(other);
+}
+
 /* Each allocation of ours fails once, on the way from describe to an answer. */
 static void survives_failing_allocations(void **state)
 {
@@ -869,6 +921,7 @@ int main(void)
         cmocka_unit_test(sessions_share_one_pool),
         cmocka_unit_test(memory_is_counted_and_comes_back),
         cmocka_unit_test(nothing_is_left_after_detach),
+        cmocka_unit_test(runs_while_others_load),
         cmocka_unit_test(survives_failing_allocations),
         cmocka_unit_test(reads_metadata),
     };
