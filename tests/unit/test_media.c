@@ -546,6 +546,49 @@ static void test_no_start(void **state)
     }
 }
 
+/* A server that is killed takes its decode processes with it, also one that is busy. */
+static void test_orphans(void **state)
+{
+    need_processes();
+    int ends[2];
+    pid_t pids[4] = {0};
+    assert_int_equal(pipe(ends), 0);
+    pid_t server = fork();
+    if (server == 0) {
+        struct rig rig;
+        struct berth_media_job job;
+        struct berth_err err = {0};
+        rig_start(&rig, (struct berth_media_options){0});
+        (void)run_text(&rig, "HOOK none", NULL);
+        job_init(&rig, &job, "HOOK hang", 9);
+        (void)!berth_media_submit(rig.media, &job, &err);
+        usleep(100000);
+        size_t count = children(pids, 4);
+        (void)!write(ends[1], pids, sizeof(pids[0]) * count);
+        pause();
+        _exit(0);
+    }
+    assert_int_equal(read(ends[0], pids, sizeof(pids[0])), sizeof(pids[0]));
+    assert_int_equal(kill(server, SIGKILL), 0);
+    assert_int_equal(waitpid(server, NULL, 0), server);
+    char path[64], kind = 'R';
+    snprintf(path, sizeof(path), "/proc/%d/stat", pids[0]);
+    for (int i = 0; i < 5000 && kind != 'Z' && kind != 'X'; i++) {
+        FILE *file = fopen(path, "r");
+        if (file == NULL) {
+            break;
+        }
+        if (fscanf(file, "%*d (%*[^)]) %c", &kind) != 1) {
+            kind = 'X';
+        }
+        fclose(file);
+        usleep(1000);
+        assert_true(i < 4999);
+    }
+    close(ends[0]);
+    close(ends[1]);
+}
+
 /* An input inside a range that others share, and one in the middle of a private range. */
 static void test_slices(void **state)
 {
@@ -653,7 +696,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_much),       cmocka_unit_test(test_timeout),
         cmocka_unit_test(test_signals),    cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_busy),       cmocka_unit_test(test_no_start),
-        cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_slices),     cmocka_unit_test(test_orphans),
     };
     return cmocka_run_group_tests_name("media", tests, NULL, NULL);
 }
