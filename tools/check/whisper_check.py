@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Transcribes recordings with a folder of berth's Whisper graphs and compares with saved results.
 
-usage: whisper_check.py FOLDER EXPECTED_DIR NAME=WAV... (EXPECTED_DIR/NAME.{ts,nots}.float32.json)"""
+usage: whisper_check.py FOLDER EXPECTED_DIR NAME=WAV...
+       (the saved results are EXPECTED_DIR/NAME.{ts,nots}.float32.json)"""
 import json
 import pathlib
 import re
@@ -48,8 +49,8 @@ def main(folder, expected, *recordings):
                    for i, k in ((3, "avg_logprob"), (4, "no_speech_prob"))]
             words = len(want["text"].split())
             worst = max(worst, raw / max(words, 1))
-            print(f"{name}.{mode}: tokens equal {same}, {words} words, edits {raw}, ignoring case and "
-                  f"punctuation {soft}, d(avg_logprob) {gap[0]:.4f}, d(no_speech) {gap[1]:.5f}, "
+            print(f"{name}.{mode}: tokens equal {same}, {words} words, edits {raw}, ignoring case "
+                  f"and punctuation {soft}, d(avg_logprob) {gap[0]:.4f}, d(no_speech) {gap[1]:.5f}, "
                   f"{len(samples) / RATE / took:.1f} x real time", flush=True)
     return worst
 

@@ -247,7 +247,8 @@ def segments(row, offset, size):
         found, last = [], 0
         for cut in cuts + ([len(out)] if single else []):
             part = out[last:cut]
-            found.append((offset + (part[0] - first) * .02, offset + (part[-1] - first) * .02, part))
+            start, end = ((part[i] - first) * .02 for i in (0, -1))
+            found.append((offset + start, offset + end, part))
             last = cut
         return found, size if single else (out[last - 1] - first) * 2
     stamps, length = [t for t in out if t >= first], size / 100

@@ -62,7 +62,8 @@ def _split(out, name, parts, weight, bias):
 
 
 def _norm(out, name, variables, prefix):
-    out[name + ".weight"], out[name + ".bias"] = variables[prefix + "/gamma"], variables[prefix + "/beta"]
+    out[name + ".weight"] = variables[prefix + "/gamma"]
+    out[name + ".bias"] = variables[prefix + "/beta"]
 
 
 def _layer(out, side, i, variables):

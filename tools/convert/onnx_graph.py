@@ -10,8 +10,8 @@ class Graph:
     """Nodes and constants in order of creation.
 
     store="fp16" keeps float weights on disk as fp16 behind a Cast, which ONNX Runtime folds when it
-    loads; lossless where the source is fp16 (checked, else the tensor stays fp32). A branch of an If
-    needs a prefix: its names may not repeat those around it."""
+    loads; lossless where the source is fp16 (checked, else the tensor stays fp32). A branch of an
+    If needs a prefix: its names may not repeat those around it."""
 
     def __init__(self, store="fp16", prefix=""):
         self.store, self.prefix, self.nodes, self.constants = store, prefix, [], []

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A Whisper folder (see whisper.py) -> the common ONNX export form (Hugging Face optimum's files and
-names), so that the engine's support of that form can be tested without the network.
+"""A Whisper folder (see whisper.py) -> the common ONNX export form (Hugging Face optimum's files
+and names), so that the engine's support of that form can be tested without the network.
 
 encoder_model.onnx            input_features -> last_hidden_state
 decoder_model.onnx            input_ids, encoder_hidden_states -> logits, present.*
@@ -147,7 +147,7 @@ def declare_inputs(g, frames, width, hidden, past):
     if hidden:
         g.input("encoder_hidden_states", FLOAT, ["batch_size", frames, width])
     for cache in caches(g, ("decoder", "encoder")) if past else []:
-        length = "past_decoder_sequence_length" if "decoder" in cache else "encoder_sequence_length_out"
+        length = cache.split(".")[1] + "_past_length"
         g.input("past_key_values." + cache, FLOAT, ["batch_size", g.heads, length, HEAD])
 
 

@@ -22,8 +22,8 @@ import whisper_side as side
 from onnx_graph import BOOL, FLOAT, INT32, INT64, Graph
 
 MELS, FRAMES, WIDTH = 80, 1500, 2
-WORDS = ["ĠGuten", "ĠTag", "ĠWelt", "ĠBon", "Ġjour", "Ġmonde", "ĠGood", "Ġday", "Ġworld", "Ġnever",
-         "Ġhum"]
+WORDS = ["ĠGuten", "ĠTag", "ĠWelt", "ĠBon", "Ġjour", "Ġmonde", "ĠGood", "Ġday", "Ġworld",
+         "Ġnever", "Ġhum"]
 LANGUAGES = ["en", "de", "fr"]
 
 
@@ -57,7 +57,8 @@ def script(silent, translate, plain, french):
     words = ["ĠGood", "Ġday", "Ġworld"] if translate else \
         ["ĠBon", "Ġjour", "Ġmonde"] if french else ["ĠGuten", "ĠTag", "ĠWelt"]
     first, second, third = (WORD[w] for w in words)
-    steps = {0: [(LANG["fr" if french else "de"], 10), (LANG["en"], 8), (NO_SPEECH, 2), (first, 11)],
+    heard = LANG["fr" if french else "de"]
+    steps = {0: [(heard, 10), (LANG["en"], 8), (NO_SPEECH, 2), (first, 11)],
              1: [(TRANSCRIBE, 10)]}
     never, space = WORD["Ġnever"], WORD["Ġ"]
     if plain:  # SOT, language, task, no_timestamps: four tokens are forced
@@ -121,7 +122,8 @@ class ScriptGraph(Graph):
         low, high = (self.op("Gather", audio, self.ints(i), axis=1) for i in (0, 1))    # (B,1)
         mean = self.op("Mul", self.op("Add", low, high), self.scalar(0.5))
         state = self.flag(self.op("Less", mean, self.scalar(SILENT)))
-        for bit in (was_fed(TRANSLATE), was_fed(NO_TIMES), self.flag(self.op("Greater", high, low))):
+        french = self.flag(self.op("Greater", high, low))
+        for bit in (was_fed(TRANSLATE), was_fed(NO_TIMES), french):
             state = self.op("Add", self.op("Add", state, state), bit)                   # (B,T)
         step = self.op("Min", self.op("Max", self.op("Sub", end, last(SOT)), self.ints(0)),
                        self.ints(STEPS - 1))
@@ -279,8 +281,9 @@ def side_files(out):
     generation = {
         "alignment_heads": [[0, 0]], "begin_suppress_tokens": [WORD["Ġ"], EOT],
         "decoder_start_token_id": SOT, "eos_token_id": EOT, "is_multilingual": True,
-        "lang_to_id": {f"<|{name}|>": i for name, i in LANG.items()}, "max_initial_timestamp_index": 50,
-        "max_length": 448, "no_timestamps_token_id": NO_TIMES, "pad_token_id": EOT,
+        "lang_to_id": {f"<|{name}|>": i for name, i in LANG.items()},
+        "max_initial_timestamp_index": 50, "max_length": 448,
+        "no_timestamps_token_id": NO_TIMES, "pad_token_id": EOT,
         "prev_sot_token_id": PREV, "return_timestamps": False,
         "suppress_tokens": [WORD["Ġnever"], SOT, *LANG.values(), TRANSLATE, TRANSCRIBE, START_LM,
                             PREV, NO_SPEECH],

@@ -2,10 +2,12 @@
 import json
 
 # The order of the language tokens in every multilingual Whisper vocabulary; yue came with large-v3.
-LANGUAGES = ("en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da hu ta "
-             "no th ur hr bg lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy ne mn bs kk "
-             "sq sw gl mr pa si km sn yo so af oc ka be tg sd gu am yi lo uz fo ht ps tk nn mt sa lb "
-             "my bo tl mg as tt haw ln ha ba jw su yue").split()
+LANGUAGES = (
+    "en zh de es ru ko fr ja pt tr pl ca nl ar sv it id hi fi vi he uk el ms cs ro da "
+    "hu ta no th ur hr bg lt la mi ml cy sk te fa lv bn sr az sl kn et mk br eu is hy "
+    "ne mn bs kk sq sw gl mr pa si km sn yo so af oc ka be tg sd gu am yi lo uz fo ht "
+    "ps tk nn mt sa lb my bo tl mg as tt haw ln ha ba jw su yue"
+).split()
 
 
 def special_ids(vocab):
@@ -14,7 +16,8 @@ def special_ids(vocab):
     eot = 50257 if multilingual else 50256
     sot = eot + 1
     languages = vocab - 51865 + 99 if multilingual else 99
-    after = sot + 1 + languages  # translate, transcribe, startoflm, startofprev, nospeech, notimestamps
+    # then: translate, transcribe, startoflm, startofprev, nospeech, notimestamps
+    after = sot + 1 + languages
     return {"eot": eot, "sot": sot, "languages": languages, "multilingual": multilingual,
             "translate": after, "transcribe": after + 1, "prev": after + 3, "no_speech": after + 4,
             "no_timestamps": after + 5}
