@@ -22,6 +22,7 @@ struct world {
     struct berth_admin admins[ADMINS];
     bool admin_out[ADMINS];
     unsigned seed;
+    bool new_specs;  /* loads bring another spec of the model now and then */
     size_t failures; /* messages that were made to fail */
 };
 
@@ -191,10 +192,14 @@ static void do_admin(struct world *world)
                                                   BERTH_ADMIN_ENSURE, BERTH_ADMIN_SCAN};
     for (size_t i = 0; i < ADMINS; i++) {
         if (!world->admin_out[i]) {
+            unsigned which = pick_of(world, MODELS);
+            if (world->new_specs && pick_of(world, 3) == 0) {
+                rig_drop(rig_put(&world->rig, spec_of(which)));
+            }
             world->admin_out[i] = true;
             world->admins[i] = (struct berth_admin){
                 .on_done = on_admin, .reply = &world->rig.replies, .kind = kinds[pick_of(world, 4)],
-                .name = world->models[pick_of(world, MODELS)]->name, .state = &world->admin_out[i]};
+                .name = world->models[which]->name, .state = &world->admin_out[i]};
             berth_sched_admin(world->rig.sched, &world->admins[i]);
             return;
         }
@@ -311,6 +316,7 @@ static void random_interleavings(void **state)
     round_seed = seed == NULL ? 1 : strtoull(seed, NULL, 10);
     for (size_t round = 0; round < rounds; round += ROUNDS_A_RIG) {
         world_open(&world);
+        world.new_specs = true;
         for (size_t i = 0; i < ROUNDS_A_RIG; i++, round_seed++) {
             world.seed = (unsigned)round_seed;
             size_t actions = 10 + pick_of(&world, 50);
