@@ -252,6 +252,8 @@ static enum berth_step step(struct berth_conn *conn)
         }
         conn->state = BERTH_CONN_WRITING;
         conn->t_mark_ns = conn->loop->now_ns;
+        conn->exchange->t_write_ns = conn->loop->now_ns;
+        conn->exchange->written = 0; /* not counting 100-continue */
         berth_timer_clear(&conn->timer);
     }
     if (conn->broken) {

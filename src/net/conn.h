@@ -129,7 +129,7 @@ struct berth_exchange {
     size_t piece;      /* being written: 0 out, 1 text, 2.. ranges */
     size_t piece_done; /* bytes of it */
     uint64_t written;
-    uint64_t t_write_ns; /* first byte */
+    uint64_t t_write_ns; /* writing began */
     void (*release)(void *subject);
     void *release_subject;
 

@@ -37,6 +37,7 @@ static void put_chunk(struct berth_exchange *exchange, const char *bytes, size_t
 static void pushed(struct berth_exchange *exchange);
 static int gather(struct berth_conn *conn, struct iovec *pieces);
 static void advance(struct berth_conn *conn, size_t bytes);
+static bool too_slow(struct berth_conn *conn);
 static const void *piece_at(struct berth_exchange *exchange, size_t piece, size_t *length);
 static const char *reason_of(int status);
 
@@ -212,7 +213,6 @@ void berth_answer_error(struct berth_exchange *exchange, int status, const struc
 enum berth_step berth_answer_write(struct berth_conn *conn)
 {
     struct berth_exchange *exchange = conn->exchange;
-    const struct berth_http_options *options = &conn->loop->http->options;
     struct iovec pieces[PIECES];
     if (exchange->failed) {
         return BERTH_STEP_END;
@@ -224,32 +224,37 @@ enum berth_step berth_answer_write(struct berth_conn *conn)
             return BERTH_STEP_AGAIN;
         }
         if (!conn->writable) {
-            return BERTH_STEP_WAIT;
+            return too_slow(conn) ? BERTH_STEP_END : BERTH_STEP_WAIT;
         }
         ssize_t put = conn->ops->write(conn, pieces, count);
         if (put == -EAGAIN) {
             conn->writable = false;
-            return BERTH_STEP_WAIT;
+            continue;
         }
         if (put <= 0) {
             conn->gone = true;
             conn->broken = true;
             return BERTH_STEP_END;
         }
-        if (exchange->written == 0) {
-            exchange->t_write_ns = conn->loop->now_ns;
-        }
         berth_stat_add(&conn->loop->stats.bytes_out, (uint64_t)put);
         exchange->written += (uint64_t)put;
         conn->t_mark_ns = conn->loop->now_ns;
         advance(conn, (size_t)put);
-        uint64_t elapsed_ns = conn->loop->now_ns - exchange->t_write_ns;
-        if (!exchange->is_stream && elapsed_ns > RATE_GRACE_NS &&
-            exchange->written / (elapsed_ns / BERTH_NS_PER_S) < options->body_rate_min) {
-            berth_stat_add(&conn->loop->stats.timeouts, 1);
-            return BERTH_STEP_END;
-        }
     }
+}
+
+/* Does the client take a whole answer more slowly than it may? Streams come as they are made. */
+static bool too_slow(struct berth_conn *conn)
+{
+    const struct berth_exchange *exchange = conn->exchange;
+    uint64_t elapsed_ns = conn->loop->now_ns - exchange->t_write_ns;
+    if (!exchange->answered || exchange->is_stream || elapsed_ns <= RATE_GRACE_NS ||
+        exchange->written / (elapsed_ns / BERTH_NS_PER_S) >=
+            conn->loop->http->options.body_rate_min) {
+        return false;
+    }
+    berth_stat_add(&conn->loop->stats.timeouts, 1);
+    return true;
 }
 
 /* sized: with Content-Length; else chunked where there is a body at all. */

@@ -13,7 +13,7 @@
 
 #include "base/clock.h"
 
-#define FIRST_BYTES 65536                 /* capacity of a body of unknown length */
+#define FIRST_BYTES 65536 /* capacity of a body of unknown length */
 #define OVERTAKING_BYTES_MAX 65536
 #define RUN_BYTES (2 * UINT64_C(1048576)) /* read in one run; then the others have a turn */
 #define IN_PLACE_BYTES 4096               /* that much left of a chunk is read in place */
@@ -21,6 +21,7 @@
 
 static enum berth_step want_room(struct berth_conn *conn, uint64_t bytes);
 static enum berth_code take_room(struct berth_exchange *exchange, struct berth_err *err);
+static bool admitted(struct berth_slabs *slabs, const struct berth_exchange *exchange);
 static void send_continue(struct berth_conn *conn);
 static enum berth_step read_known(struct berth_conn *conn, uint64_t *budget);
 static enum berth_step read_framed(struct berth_conn *conn, uint64_t *budget);
@@ -139,8 +140,10 @@ static enum berth_step want_room(struct berth_conn *conn, uint64_t bytes)
     uint64_t allowed_ns = loop->http->options.admit_timeout_ns;
     struct berth_err err;
     exchange->wanted = bytes;
-    /* Who comes later does not overtake, but for bodies so small that they hold up nobody. */
-    bool may = berth_list_empty(&loop->paused) || bytes <= OVERTAKING_BYTES_MAX;
+    /* Who comes later does not overtake, but for bodies so small that they hold up nobody, and
+     * those who hold a part already: it comes back only when they are done. */
+    bool holds = exchange->range.slab != 0;
+    bool may = holds || bytes <= OVERTAKING_BYTES_MAX || berth_list_empty(&loop->paused);
     enum berth_code code = may ? take_room(exchange, &err) : BERTH_BUSY;
     if (code == BERTH_OK) {
         send_continue(conn);
@@ -152,7 +155,7 @@ static enum berth_step want_room(struct berth_conn *conn, uint64_t bytes)
     if (berth_list_empty(&loop->paused)) {
         loop->t_retry_ns = loop->now_ns;
     }
-    berth_list_append(&loop->paused, &conn->waiting);
+    berth_list_insert_before(holds ? loop->paused.next : &loop->paused, &conn->waiting);
     berth_stat_add(&loop->stats.paused, 1);
     conn->state = BERTH_CONN_PAUSED;
     exchange->t_paused_ns = loop->now_ns;
@@ -165,7 +168,7 @@ static enum berth_code take_room(struct berth_exchange *exchange, struct berth_e
 {
     struct berth_slabs *slabs = exchange->conn->loop->http->options.slabs;
     enum berth_code code;
-    if (!berth_slabs_admits(slabs, exchange->wanted - exchange->range.length)) {
+    if (!admitted(slabs, exchange)) {
         code = berth_fail(err, BERTH_BUSY, "no room for the body now");
     } else if (exchange->range.slab != 0) {
         code = berth_slabs_resize(slabs, &exchange->range, exchange->wanted, err);
@@ -180,6 +183,17 @@ static enum berth_code take_room(struct berth_exchange *exchange, struct berth_e
         exchange->body.length = length;
     }
     return code;
+}
+
+/* As berth_slabs_admits, which does not know that what is out may be this body's own. */
+static bool admitted(struct berth_slabs *slabs, const struct berth_exchange *exchange)
+{
+    struct berth_slabs_stats stats;
+    if (berth_slabs_admits(slabs, exchange->wanted - exchange->range.length)) {
+        return true;
+    }
+    berth_slabs_stats(slabs, &stats);
+    return stats.bytes_out <= exchange->range.length;
 }
 
 /* Only once there is room, and not to a client that did not wait for it. */

@@ -444,13 +444,17 @@ static void test_budget(void **state)
     wait_for(&script.ends, 1);
     berth_http_stats(script.http, &stats);
     assert_int_equal(stats.paused, CLIENTS - 1);
+    int small = client_connect(&script);
+    echo(small, "/echo", 50000); /* does not wait behind the large ones */
+    close(small);
+    int ends = atomic_load(&script.ends) - 1;
     for (int i = 1; i < CLIENTS; i++) { /* the next comes in when the one before is gone */
         close(fds[i - 1]);
         if (i == 3) {
             client_expect(fds[i], 100, NULL);
         }
         client_send(fds[i], body, length);
-        wait_for(&script.ends, i + 1);
+        wait_for(&script.ends, i + 1 + ends);
     }
     berth_slabs_stats(script.slabs, &slabs);
     assert_true(slabs.bytes_peak <= 4 << 20);
@@ -779,6 +783,96 @@ static void test_start_failures(void **state)
     script_stop(&script);
 }
 
+/* Without descriptors accepting waits, and goes on when there are some. */
+static void test_no_descriptors(void **state)
+{
+    struct rlimit files, fewer;
+    struct script script;
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    script_start(&script, 1 << 20, NULL);
+    to.sin_port = htons(berth_http_port(script.http, 0));
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int lowest = dup(fd); /* the next one there would be */
+    close(lowest);
+    getrlimit(RLIMIT_NOFILE, &files);
+    fewer = files;
+    fewer.rlim_cur = (rlim_t)lowest;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &fewer), 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
+    client_puts(fd, GET("/x"));
+    usleep(150000);
+    assert_int_equal(atomic_load(&script.heads), 0);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &files), 0);
+    client_expect(fd, 200, "hello");
+    close(fd);
+    script_stop(&script);
+}
+
+/* Clients that leave at any moment, with too little budget for all: everything comes back. */
+static void test_random_clients(void **state)
+{
+    enum { CLIENTS = 16, ROUNDS = 1500 };
+    static const char *const heads[] = {
+        GET("/x"),
+        GET("/wait"),
+        GET("/later"),
+        GET("/stream"),
+        GET("/stream-open"),
+        GET("/flood"),
+        "POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n",
+        "POST /hold HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n",
+        "POST /refuse HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n",
+        "POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 300000\r\n\r\n",
+        "POST /private HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n30000\r\n",
+        "POST /echo HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n",
+    };
+    struct script script;
+    struct berth_http_options options;
+    struct berth_http_stats stats;
+    int fds[CLIENTS];
+    char *body = pattern(300000);
+    memset(&script, 0, sizeof(script));
+    options = script_options(&script);
+    options.admit_timeout_ns = 30 * BERTH_NS_PER_MS;
+    script_start(&script, 600000, &options);
+    memset(fds, -1, sizeof(fds));
+    srand(42);
+    for (int i = 0; i < ROUNDS; i++) {
+        int *fd = &fds[rand() % CLIENTS];
+        char rest[4096];
+        struct linger reset = {.l_onoff = rand() % 2};
+        if (*fd < 0) {
+            *fd = client_connect(&script);
+        }
+        const char *head = heads[(size_t)rand() % BERTH_COUNT_OF(heads)];
+        size_t length = strlen(head);
+        client_send(*fd, head, rand() % 4 == 0 ? (size_t)rand() % length : length);
+        (void)!send(*fd, body, (size_t)rand() % 300000, MSG_NOSIGNAL | MSG_DONTWAIT);
+        (void)!recv(*fd, rest, sizeof(rest), MSG_DONTWAIT);
+        if (rand() % 3 != 0) {
+            setsockopt(*fd, SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
+            close(*fd);
+            *fd = -1;
+        }
+    }
+    for (int i = 0; i < CLIENTS; i++) {
+        if (fds[i] >= 0) {
+            close(fds[i]);
+        }
+    }
+    do {
+        usleep(1000);
+        berth_http_stats(script.http, &stats);
+    } while (stats.connections_open > 0);
+    assert_int_equal(stats.paused, 0);
+    assert_int_equal(berth_http_exchanges(script.http), 0);
+    int fd = client_connect(&script);
+    echo(fd, "/echo", 300000);
+    close(fd);
+    free(body);
+    script_stop(&script);
+}
+
 /* A connection over one end of a socketpair, its loop turned by hand. */
 struct bench {
     struct script script;
@@ -897,6 +991,8 @@ int main(void)
         cmocka_unit_test(test_listen),
         cmocka_unit_test(test_listen_twice),
         cmocka_unit_test(test_allocation_failures),
+        cmocka_unit_test(test_no_descriptors),
+        cmocka_unit_test(test_random_clients),
         cmocka_unit_test(test_body_rate),
         cmocka_unit_test(test_wheel),
     };
