@@ -1,7 +1,7 @@
 /* admin.c - health and metrics.
  *
- * /metrics is Prometheus text: berth's own families, and Triton's nv_inference_* names beside them so
- * that dashboards made for Triton keep working. Labels are bounded: the first METRICS_MODELS_MAX
+ * /metrics is Prometheus text: berth's own families, and Triton's nv_inference_* names beside them
+ * so that dashboards made for Triton keep working. Labels are bounded: the first METRICS_MODELS_MAX
  * models by name have series of their own, the rest are summed as model="other".
  */
 #include <inttypes.h>
@@ -88,14 +88,16 @@ static void put_http(struct berth_buf *out, struct berth_http *http)
         uint64_t value;
     } rows[] = {
         {"berth_http_connections", "gauge", "Open connections", stats.connections_open},
-        {"berth_http_connections_total", "counter", "Connections accepted", stats.connections_total},
+        {"berth_http_connections_total", "counter", "Connections accepted",
+         stats.connections_total},
         {"berth_http_connections_refused_total", "counter", "Connections over the limit",
          stats.connections_refused},
         {"berth_http_requests_total", "counter", "Requests whose head was read", stats.requests},
         {"berth_http_received_bytes_total", "counter", "Bytes read", stats.bytes_in},
         {"berth_http_sent_bytes_total", "counter", "Bytes written", stats.bytes_out},
         {"berth_http_hangups_total", "counter", "Clients gone before their answer", stats.hangups},
-        {"berth_http_timeouts_total", "counter", "Heads, bodies and answers too slow", stats.timeouts},
+        {"berth_http_timeouts_total", "counter", "Heads, bodies and answers too slow",
+         stats.timeouts},
         {"berth_http_paused", "gauge", "Bodies waiting for room in the byte budget", stats.paused},
         {"berth_http_continues_total", "counter", "100-continue sent", stats.continues},
         {"berth_http_parse_errors_total", "counter", "Requests refused as malformed",
@@ -130,13 +132,15 @@ static void put_server(struct berth_buf *out, struct berth_api *api)
         {"berth_completed_requests_total", "counter", "Requests answered", sched.completed},
         {"berth_refused_requests_total", "counter", "Requests refused for load", sched.refused},
         {"berth_expired_requests_total", "counter", "Requests past their deadline", sched.expired},
-        {"berth_cancelled_requests_total", "counter", "Requests whose client left", sched.cancelled},
+        {"berth_cancelled_requests_total", "counter", "Requests whose client left",
+         sched.cancelled},
         {"berth_wasted_requests_total", "counter", "Requests run for nobody", sched.wasted_count},
         {"berth_model_bytes", "gauge", "Memory the loaded models hold", sched.bytes_models},
         {"berth_model_bytes_limit", "gauge", "Memory they may hold", sched.bytes_models_max},
         {"berth_slab_bytes", "gauge", "Bytes of bodies, audio and tensors now", slabs.bytes_out},
         {"berth_slab_bytes_peak", "gauge", "The most so far", slabs.bytes_peak},
-        {"berth_slab_refusals_total", "counter", "Takes refused by the byte budget", slabs.refusals},
+        {"berth_slab_refusals_total", "counter", "Takes refused by the byte budget",
+         slabs.refusals},
         {"berth_decode_jobs_total", "counter", "Files decoded", media.jobs},
         {"berth_decode_failures_total", "counter", "Files that could not be decoded", media.failed},
         {"berth_decode_direct_total", "counter", "PCM WAV files that needed no decoder",
@@ -259,9 +263,9 @@ static void put_row(struct berth_buf *out, const struct model_row *row, struct b
 static void put_hist(struct berth_buf *out, const char *name, const char *labels,
                      struct berth_model *model, const struct berth_hist *hist)
 {
-    static const uint64_t bounds_us[] = {500,    1000,   2500,    5000,    10000,   25000,   50000,
-                                         100000, 250000, 500000,  1000000, 2500000, 5000000, 10000000,
-                                         30000000, 60000000};
+    static const uint64_t bounds_us[] = {500,     1000,     2500,     5000,    10000,   25000,
+                                         50000,   100000,   250000,   500000,  1000000, 2500000,
+                                         5000000, 10000000, 30000000, 60000000};
     uint64_t count = atomic_load_explicit(&hist->count, memory_order_relaxed);
     if (count == 0) {
         return;
@@ -274,10 +278,11 @@ static void put_hist(struct berth_buf *out, const char *name, const char *labels
         berth_buf_printf(out, "%s_bucket{%s,le=\"%g\"} %" PRIu64 "\n", name, berth_buf_text(&of),
                          (double)bounds_us[i] / 1e6, berth_hist_count_upto(hist, bounds_us[i]));
     }
-    berth_buf_printf(out, "%s_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n%s_sum{%s} %.6f\n%s_count{%s} %" PRIu64 "\n",
-                     name, berth_buf_text(&of), count, name, berth_buf_text(&of),
-                     (double)atomic_load_explicit(&hist->sum, memory_order_relaxed) / 1e6, name,
-                     berth_buf_text(&of), count);
+    berth_buf_printf(
+        out, "%s_bucket{%s,le=\"+Inf\"} %" PRIu64 "\n%s_sum{%s} %.6f\n%s_count{%s} %" PRIu64 "\n",
+        name, berth_buf_text(&of), count, name, berth_buf_text(&of),
+        (double)atomic_load_explicit(&hist->sum, memory_order_relaxed) / 1e6, name,
+        berth_buf_text(&of), count);
     berth_buf_finish(&of);
 }
 

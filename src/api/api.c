@@ -142,7 +142,8 @@ void berth_call_fail(struct berth_call *call, const struct berth_err *err)
         return;
     }
     if (err->code != BERTH_CANCELLED) {
-        berth_log_err(err->code == BERTH_INTERNAL ? BERTH_LOG_ERROR : BERTH_LOG_INFO, "api", id, err);
+        berth_log_err(err->code == BERTH_INTERNAL ? BERTH_LOG_ERROR : BERTH_LOG_INFO, "api", id,
+                      err);
     }
     struct berth_buf text = {0};
     struct berth_http_header headers[4];
@@ -229,9 +230,9 @@ enum berth_code berth_call_read_deadline(struct berth_call *call, struct berth_e
         char *end = NULL;
         long long value = strtoll(text, &end, 10);
         if (end == text || *end != '\0' || value <= 0 || value > TIMEOUT_MS_MAX) {
-            return berth_fail_field(err, BERTH_INVALID, i == 0 ? "Berth-Timeout-Ms" : "X-Request-Timeout-Ms",
-                                    "%s must be milliseconds from 1 to %lld", names[i],
-                                    (long long)TIMEOUT_MS_MAX);
+            return berth_fail_field(
+                err, BERTH_INVALID, i == 0 ? "Berth-Timeout-Ms" : "X-Request-Timeout-Ms",
+                "%s must be milliseconds from 1 to %lld", names[i], (long long)TIMEOUT_MS_MAX);
         }
         call->t_deadline_ns =
             berth_http_head_ns(call->exchange) + (uint64_t)value * BERTH_NS_PER_MS;

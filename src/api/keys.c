@@ -1,7 +1,8 @@
 /* keys.c - API keys, kept as SHA-256 sums only.
  *
  * The file has one key a line: `sha256:HEX [name]`; '#' starts a comment. A client's key is hashed
- * and compared with every sum in constant time, so that neither the file nor timing gives a key away.
+ * and compared with every sum in constant time, so that neither the file nor timing gives a key
+ * away.
  */
 #include <ctype.h>
 #include <openssl/crypto.h>
@@ -103,7 +104,8 @@ enum berth_code berth_keys_check(const struct berth_key_set *keys, const char *a
             return BERTH_OK;
         }
     }
-    return berth_fail_field(err, BERTH_UNAUTHENTICATED, "Authorization", "this API key is not known");
+    return berth_fail_field(err, BERTH_UNAUTHENTICATED, "Authorization",
+                            "this API key is not known");
 }
 
 static enum berth_code read_line(struct berth_key_set *set, char *line, int number,
@@ -124,7 +126,8 @@ static enum berth_code read_line(struct berth_key_set *set, char *line, int numb
     }
     const char *name = at + 7 + 64;
     if (*name != '\0' && *name != ' ' && *name != '\t') {
-        return berth_fail(err, BERTH_INVALID, "keys file, line %d: more than 64 hex digits", number);
+        return berth_fail(err, BERTH_INVALID, "keys file, line %d: more than 64 hex digits",
+                          number);
     }
     name += strspn(name, " \t");
     key->name = berth_arena_strdup(&set->arena, name);

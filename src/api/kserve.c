@@ -206,8 +206,8 @@ static enum berth_code model_stats(struct berth_call *call, struct berth_err *er
         if (call->api->options.typed_errors) {
             return err->code;
         }
-        return berth_fail_field(err, BERTH_INVALID, "model", "requested model '%s' is not available",
-                                call->segments[0]);
+        return berth_fail_field(err, BERTH_INVALID, "model",
+                                "requested model '%s' is not available", call->segments[0]);
     }
     berth_buf_puts(&text, "{\"model_stats\":[");
     put_stats(&text, call->model);
@@ -339,10 +339,11 @@ static void on_admin_done(struct berth_post *post)
         if (call->api->options.typed_errors) {
             err = admin->err;
         } else if (admin->err.code == BERTH_NOT_FOUND || admin->err.code == BERTH_INVALID) {
-            berth_fail(&err, BERTH_INTERNAL, "failed to load '%s', failed to poll from model repository",
-                       admin->name);
+            berth_fail(&err, BERTH_INTERNAL,
+                       "failed to load '%s', failed to poll from model repository", admin->name);
         } else {
-            berth_fail(&err, BERTH_INTERNAL, "failed to load '%s': %s", admin->name, admin->err.msg);
+            berth_fail(&err, BERTH_INTERNAL, "failed to load '%s': %s", admin->name,
+                       admin->err.msg);
         }
         berth_call_fail(call, &err);
     }
@@ -361,7 +362,8 @@ static bool available(const struct berth_call *call, struct berth_model *model)
 
 static void answer_empty(struct berth_call *call)
 {
-    berth_call_answer(call, &(struct berth_http_answer){.status = 200, .content_type = "text/plain"});
+    berth_call_answer(call,
+                      &(struct berth_http_answer){.status = 200, .content_type = "text/plain"});
 }
 
 static void put_ios(struct berth_buf *out, const struct berth_model_spec *spec,

@@ -132,8 +132,8 @@ static enum berth_code header_length(struct berth_call *call, size_t body_bytes,
     long long value = strtoll(text, NULL, 10);
     if (value < 0 || (unsigned long long)value > body_bytes) {
         return berth_fail(err, BERTH_INVALID,
-                          "inference header size should be in range (0, %zu), got: %lld", body_bytes,
-                          value);
+                          "inference header size should be in range (0, %zu), got: %lld",
+                          body_bytes, value);
     }
     *json_bytes = (size_t)value;
     *raw = value == 0;
@@ -148,10 +148,11 @@ static enum berth_code parse_raw(struct berth_call *call, const struct berth_mod
     struct infer *infer = call->state;
     infer->binary_all = true;
     if (spec->input_count != 1) {
-        return berth_fail(err, BERTH_INVALID,
-                          "Raw request must only have 1 input (found %zu) to be deduced but got %zu "
-                          "inputs in '%s' model configuration",
-                          spec->input_count, spec->input_count, spec->name);
+        return berth_fail(
+            err, BERTH_INVALID,
+            "Raw request must only have 1 input (found %zu) to be deduced but got %zu "
+            "inputs in '%s' model configuration",
+            spec->input_count, spec->input_count, spec->name);
     }
     struct berth_tensor *tensor = berth_arena_alloc(&request->arena, sizeof(*tensor));
     if (tensor == NULL) {
@@ -238,7 +239,8 @@ static enum berth_code parse_parameters(struct berth_call *call, json_t *paramet
             "Unable to parse 'parameters': attempt to access JSON non-object as object");
     }
     size_t count = json_object_size(parameters);
-    request->params.items = berth_arena_alloc(&request->arena, (count + 1) * sizeof(struct berth_param));
+    request->params.items =
+        berth_arena_alloc(&request->arena, (count + 1) * sizeof(struct berth_param));
     if (request->params.items == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
     }
@@ -378,15 +380,16 @@ static enum berth_code parse_input(struct berth_call *call, json_t *item,
             given == 0 ? "no field is set" : "more than one is set");
     }
     if (region != NULL) {
-        return berth_fail_field(
-            err, BERTH_NOT_FOUND, "shared_memory_region", "Unable to find shared memory region: '%s'",
-            json_is_string(region) ? json_string_value(region) : "");
+        return berth_fail_field(err, BERTH_NOT_FOUND, "shared_memory_region",
+                                "Unable to find shared memory region: '%s'",
+                                json_is_string(region) ? json_string_value(region) : "");
     }
     return size != NULL ? input_binary(call, size, tensor, at, err)
                         : input_data(call, items, tensor, err);
 }
 
-static enum berth_code parse_shape(json_t *shape, struct berth_tensor *tensor, struct berth_err *err)
+static enum berth_code parse_shape(json_t *shape, struct berth_tensor *tensor,
+                                   struct berth_err *err)
 {
     if (shape == NULL) {
         return berth_fail_field(
@@ -394,8 +397,9 @@ static enum berth_code parse_shape(json_t *shape, struct berth_tensor *tensor, s
             "Unable to parse 'shape': attempt to access non-existing object member 'shape'");
     }
     if (!json_is_array(shape)) {
-        return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
-                                "Unable to parse 'shape': attempt to access JSON non-array as array");
+        return berth_fail_field(
+            err, BERTH_INVALID, berth_kserve_unparsed,
+            "Unable to parse 'shape': attempt to access JSON non-array as array");
     }
     if (json_array_size(shape) > BERTH_RANK_MAX) {
         return berth_fail_field(err, BERTH_INVALID, "shape", "more than %d dimensions",
@@ -443,14 +447,16 @@ static enum berth_code input_data(struct berth_call *call, json_t *items,
 {
     struct berth_request *request = call->request;
     if (tensor->dtype == BERTH_DTYPE_FP16 || tensor->dtype == BERTH_DTYPE_BF16) {
-        return berth_fail_field(err, BERTH_INVALID, "data",
-                                "receiving %s data via JSON is not supported. Please use the binary "
-                                "data format for input %s",
-                                berth_dtype_name(tensor->dtype), tensor->name);
+        return berth_fail_field(
+            err, BERTH_INVALID, "data",
+            "receiving %s data via JSON is not supported. Please use the binary "
+            "data format for input %s",
+            berth_dtype_name(tensor->dtype), tensor->name);
     }
     if (!json_is_array(items)) {
-        return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
-                                "Unable to parse 'data': attempt to access JSON non-array as array");
+        return berth_fail_field(
+            err, BERTH_INVALID, berth_kserve_unparsed,
+            "Unable to parse 'data': attempt to access JSON non-array as array");
     }
     struct berth_buf bytes = {0};
     size_t count = 0;

@@ -183,8 +183,8 @@ static enum berth_code read_number(json_t *item, enum berth_dtype dtype, struct 
             continue;
         }
         if (value < bounds[i].min || value > bounds[i].max) {
-            return berth_fail_field(err, BERTH_INVALID, "data", "%" PRId64 " does not fit %s", value,
-                                    berth_dtype_name(dtype));
+            return berth_fail_field(err, BERTH_INVALID, "data", "%" PRId64 " does not fit %s",
+                                    value, berth_dtype_name(dtype));
         }
         berth_buf_append(out, &value, berth_dtype_bytes(dtype)); /* little-endian, as the wire */
         return BERTH_OK;

@@ -1,8 +1,8 @@
 /* openai.c - OpenAI's audio API: transcriptions, translations, models.
  *
  * The form is parsed as it streams into one slab range (L6): each field is judged as soon as it is
- * complete, so that an unknown model or a bad format ends an upload before its file has come, if the
- * fields come first. The file is never copied: the decoder gets its place in the body.
+ * complete, so that an unknown model or a bad format ends an upload before its file has come, if
+ * the fields come first. The file is never copied: the decoder gets its place in the body.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -225,7 +225,8 @@ static enum berth_code judge_field(struct berth_call *call, const struct berth_m
                                    struct berth_err *err)
 {
     struct speech *speech = call->state;
-    const char *body = berth_slabs_pointer(call->api->options.slabs, berth_http_body(call->exchange));
+    const char *body =
+        berth_slabs_pointer(call->api->options.slabs, berth_http_body(call->exchange));
     const char *bytes = body + part->offset;
     size_t length = (size_t)part->length;
     if (length > FIELD_MAX) {

@@ -55,7 +55,8 @@ enum berth_code berth_slabs_take_private(struct berth_slabs *slabs, size_t bytes
                                          struct berth_range *out,
                                          struct berth_err *err) BERTH_MUST_USE;
 /* May that many bytes come in? Half of the budget is left to what is made of them (audio, answers),
- * so that full uploads never starve each other's answers; a body alone, or a small one, always may. */
+ * so that full uploads never starve each other's answers; a body alone, or a small one, always may.
+ */
 bool berth_slabs_admits(struct berth_slabs *slabs, size_t bytes);
 /* Makes it longer or shorter, keeping its bytes; may move it (pointers end). On error it is as it
  * was. */

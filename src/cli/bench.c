@@ -1,5 +1,5 @@
-/* bench.c - `berth bench transcribe FILE...` and `berth bench infer`: loads a server, prints what its
- * clients saw: requests a second, latencies, statuses, and with --pid the server's CPU time.
+/* bench.c - `berth bench transcribe FILE...` and `berth bench infer`: loads a server, prints what
+ * its clients saw: requests a second, latencies, statuses, and with --pid the server's CPU time.
  */
 #include <dirent.h>
 #include <inttypes.h>
@@ -117,7 +117,8 @@ static enum berth_code read_whole(const char *path, struct berth_buf *out, struc
         berth_buf_append(out, block, got);
     }
     fclose(file);
-    return berth_buf_ok(out) ? BERTH_OK : berth_fail(err, BERTH_UNAVAILABLE, "no memory for %s", path);
+    return berth_buf_ok(out) ? BERTH_OK
+                             : berth_fail(err, BERTH_UNAVAILABLE, "no memory for %s", path);
 }
 
 /* One answer, for the seconds of audio; it warms the model too. */
@@ -154,7 +155,8 @@ static enum berth_code make_transcriptions(struct bench *bench, struct berth_err
                                &bench->seconds[bench->request_count], err);
         }
         berth_buf_printf(&body,
-                         "--" BOUNDARY "\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n%s"
+                         "--" BOUNDARY
+                         "\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n%s"
                          "\r\n--" BOUNDARY "\r\nContent-Disposition: form-data; name=\"file\"; "
                          "filename=\"audio\"\r\n\r\n",
                          bench->config->model);
@@ -302,7 +304,8 @@ static void report(const struct bench *bench, const struct berth_load_result *re
     double seconds = (double)result->measured_ns / 1e9;
     double audio_s = 0;
     uint64_t good = result->statuses[200];
-    for (size_t i = 0; i < bench->request_count && i < BERTH_COUNT_OF(result->request_shares); i++) {
+    for (size_t i = 0; i < bench->request_count && i < BERTH_COUNT_OF(result->request_shares);
+         i++) {
         audio_s += bench->seconds[i] * result->request_shares[i];
     }
     /* CPU time covers warm-up too, so it is shared among all requests of the whole run. */

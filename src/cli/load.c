@@ -1,4 +1,5 @@
-/* load.c - see load.h. Level-triggered epoll; a connection is either free or has one request out. */
+/* load.c - see load.h. Level-triggered epoll; a connection is either free or has one request out.
+ */
 #include "cli/load.h"
 
 #include <errno.h>

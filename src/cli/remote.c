@@ -124,7 +124,8 @@ enum berth_code berth_remote_transcription(const struct berth_config *config, co
               add_field(form, "timestamp_granularities[]", config->words ? "word" : "") &&
               add_field(form, "timestamp_granularities[]", config->words ? "segment" : "") &&
               (file = curl_mime_addpart(form)) != NULL &&
-              curl_mime_name(file, "file") == CURLE_OK && curl_mime_filedata(file, path) == CURLE_OK;
+              curl_mime_name(file, "file") == CURLE_OK &&
+              curl_mime_filedata(file, path) == CURLE_OK;
     if (!ok) {
         code = berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
         goto out;

@@ -1,5 +1,6 @@
 /* stack.h - everything below the front, built bottom-up and torn down in reverse: slabs, engines,
- * catalogue, repository, worker, controller, decoders. `serve` and an embedded `transcribe` share it.
+ * catalogue, repository, worker, controller, decoders. `serve` and an embedded `transcribe` share
+ * it.
  */
 #ifndef BERTH_STACK_H
 #define BERTH_STACK_H

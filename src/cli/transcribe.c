@@ -1,7 +1,7 @@
 /* transcribe.c - `berth transcribe FILE...`: by a server, or with the model in this process.
  *
- * The transcripts go to standard output, everything else to standard error: a progress bar where that
- * is a terminal, one plain line for each file otherwise.
+ * The transcripts go to standard output, everything else to standard error: a progress bar where
+ * that is a terminal, one plain line for each file otherwise.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -152,7 +152,8 @@ static enum berth_code read_file(struct work *work, struct berth_err *err)
         (uint64_t)status.st_size > FILE_BYTES_MAX) {
         code = berth_fail(err, BERTH_INVALID, "not a file, empty, or larger than 4 GiB");
     } else {
-        code = berth_slabs_take_private(work->stack->slabs, (size_t)status.st_size, &work->file, err);
+        code =
+            berth_slabs_take_private(work->stack->slabs, (size_t)status.st_size, &work->file, err);
     }
     size_t at = 0;
     while (code == BERTH_OK && at < (size_t)status.st_size) {

@@ -94,11 +94,13 @@ struct berth_engine_ops {
     enum berth_code (*execute)(struct berth_instance *instance, struct berth_batch *batch,
                                struct berth_err *err);
     /* Required for BERTH_RUN_STEPS. admit takes rows into free slots (row->slot; a row's own error
-     * in row->err); it must be quick. A row's request stays borrowed until its final event or drop. */
+     * in row->err); it must be quick. A row's request stays borrowed until its final event or drop.
+     */
     enum berth_code (*admit)(struct berth_instance *instance, struct berth_row *rows,
                              size_t row_count, struct berth_err *err);
     /* One or more model calls for all live rows, for about budget_ns; returns early when a row
-     * ended or was cancelled. A row whose request is cancelled ends with a CANCELLED final event. */
+     * ended or was cancelled. A row whose request is cancelled ends with a CANCELLED final event.
+     */
     enum berth_code (*step)(struct berth_instance *instance, uint64_t budget_ns,
                             struct berth_step_result *out, struct berth_err *err);
     /* Frees a slot; nothing is reported for it any more. */

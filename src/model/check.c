@@ -115,7 +115,8 @@ static enum berth_code check_counts(const struct berth_model_spec *spec,
     }
     enum berth_code code = berth_fail_field(
         err, BERTH_INVALID, "inputs",
-        "[request id: %s] expected %zu inputs but got %zu inputs for model '%s'. Got input(s) [%s], "
+        "[request id: %s] expected %zu inputs but got %zu inputs for model '%s'. Got input(s) "
+        "[%s], "
         "but missing required input(s) [%s]. Please provide all required input(s).",
         id_of(request), required, request->input_count, spec->name, berth_buf_text(&got),
         berth_buf_text(&need));
@@ -142,11 +143,11 @@ static enum berth_code check_input(const struct berth_model_spec *spec,
         put_dims(&text, spec->batch_size_max > 0, io->dims, io->rank);
         berth_buf_puts(&text, ", got ");
         put_dims(&text, false, tensor->dims, tensor->rank);
-        enum berth_code code =
-            berth_fail_field(err, BERTH_INVALID, "shape",
-                             "[request id: %s] unexpected shape for input '%s' for model '%s'. %s%s",
-                             id_of(request), tensor->name, spec->name, berth_buf_text(&text),
-                             spec->batch_size_max > 0 ? BATCH_NOTE : "");
+        enum berth_code code = berth_fail_field(
+            err, BERTH_INVALID, "shape",
+            "[request id: %s] unexpected shape for input '%s' for model '%s'. %s%s", id_of(request),
+            tensor->name, spec->name, berth_buf_text(&text),
+            spec->batch_size_max > 0 ? BATCH_NOTE : "");
         berth_buf_finish(&text);
         return code;
     }
@@ -180,11 +181,12 @@ static enum berth_code check_bytes(const struct berth_model_spec *spec,
     }
     sized = sized && berth_mul_size(elements, berth_dtype_bytes(tensor->dtype), &bytes);
     if (!sized || bytes != tensor->range.length) {
-        return berth_fail_field(err, BERTH_INVALID, "inputs",
-                                "[request id: %s] input byte size mismatch for input '%s' for model "
-                                "'%s'. Expected %zu, got %llu",
-                                id_of(request), tensor->name, spec->name, bytes,
-                                (unsigned long long)tensor->range.length);
+        return berth_fail_field(
+            err, BERTH_INVALID, "inputs",
+            "[request id: %s] input byte size mismatch for input '%s' for model "
+            "'%s'. Expected %zu, got %llu",
+            id_of(request), tensor->name, spec->name, bytes,
+            (unsigned long long)tensor->range.length);
     }
     return BERTH_OK;
 }

@@ -133,8 +133,8 @@ struct berth_model_spec {
     uint64_t bytes_estimate;         /* memory a load is reserved with; describe sets it */
     uint64_t files_bytes;            /* of the version's folder */
     const struct berth_config_node *config; /* the config as written (config_tree.h), or NULL */
-    uint64_t files_stamp;            /* hash of the config's text and the names, sizes and times of the
-                                        version's files: differs when a reload is due; 0: unknown */
+    uint64_t files_stamp; /* hash of the config's text and the names, sizes and times of the
+                             version's files: differs when a reload is due; 0: unknown */
     char *config_json;               /* what GET .../config answers; berth_alloc'd, owned */
 };
 
@@ -203,7 +203,8 @@ struct berth_model {
     _Atomic uint64_t bytes_used; /* measured while loaded */
     _Atomic uint64_t t_used_ns;  /* last request */
     _Atomic uint64_t t_retry_ns; /* FAILED: refused until then */
-    _Atomic uint64_t service_ns; /* measured time between two answers while it is busy; 0: unknown */
+    _Atomic uint64_t
+        service_ns; /* measured time between two answers while it is busy; 0: unknown */
     void *sched_state;           /* the controller's own record; its thread only */
     struct berth_model_stats stats;
     pthread_mutex_t mu;

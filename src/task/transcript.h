@@ -57,8 +57,8 @@ enum berth_transcript_format {
 bool berth_transcript_format_parse(const char *name, enum berth_transcript_format *out);
 const char *berth_transcript_content_type(enum berth_transcript_format format);
 
-/* Reads a part's tensors; everything lives in arena, and texts are valid UTF-8 without NUL. INTERNAL
- * when they do not fit together. */
+/* Reads a part's tensors; everything lives in arena, and texts are valid UTF-8 without NUL.
+ * INTERNAL when they do not fit together. */
 enum berth_code berth_transcript_read(const struct berth_part *part, struct berth_slabs *slabs,
                                       struct berth_arena *arena, struct berth_transcript *out,
                                       struct berth_err *err) BERTH_MUST_USE;

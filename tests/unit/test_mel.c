@@ -17,7 +17,8 @@ static void chirp(float *out, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         double t = (double)i / BERTH_MEL_RATE;
-        double value = 0.3 * sin(2 * M_PI * (200 * t + 900 * t * t)) + 0.05 * sin(2 * M_PI * 3000 * t);
+        double value =
+            0.3 * sin(2 * M_PI * (200 * t + 900 * t * t)) + 0.05 * sin(2 * M_PI * 3000 * t);
         out[i] = i >= count / 2 && i < count / 2 + 1600 ? 0.0F : (float)value;
     }
 }

@@ -94,7 +94,8 @@ static void test_forced_time(void **state)
             logits[k] = -20;
         }
         logits[6] = 2;
-        logits[T0 + 10] = forced ? 1.5F : 1.2F; /* log(e^1.5 + e^1.2) = 2.05; of 1.2 and 1.2: 1.89 */
+        logits[T0 + 10] =
+            forced ? 1.5F : 1.2F; /* log(e^1.5 + e^1.2) = 2.05; of 1.2 and 1.2: 1.89 */
         logits[T0 + 11] = 1.2F;
         berth_rules_mask(&rules, logits);
         uint64_t random = 1;

@@ -298,8 +298,8 @@ static void common_move(struct berth_lanes *lanes, uint32_t from, uint32_t to)
 {
     size_t count = lanes->graphs->cache_count;
     common_release(lanes, to);
-    memcpy(lanes->hidden[0] + to * hidden_count(lanes), lanes->hidden[0] + from * hidden_count(lanes),
-           hidden_count(lanes) * sizeof(float));
+    memcpy(lanes->hidden[0] + to * hidden_count(lanes),
+           lanes->hidden[0] + from * hidden_count(lanes), hidden_count(lanes) * sizeof(float));
     memcpy(&lanes->values[to * count], &lanes->values[from * count],
            count * sizeof(*lanes->values));
     memset(&lanes->values[from * count], 0, count * sizeof(*lanes->values));

@@ -1,4 +1,5 @@
-/* graphs_forms.h - the seam between graphs.c and the two forms of files; nobody else includes it. */
+/* graphs_forms.h - the seam between graphs.c and the two forms of files; nobody else includes it.
+ */
 #ifndef BERTH_GRAPHS_FORMS_H
 #define BERTH_GRAPHS_FORMS_H
 

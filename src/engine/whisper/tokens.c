@@ -1,9 +1,9 @@
 /* tokens.c - byte-level BPE.
  *
- * tokenizer.json writes bytes in GPT-2's alphabet: printable Latin-1 stands for itself, the rest for
- * U+0100 on. Pieces are kept as the bytes they mean, one after the other, and found by a hash table;
- * a merge is found by the pair of ids it joins. Both tables are open addressing, at most half full.
- * The file is hostile: every id and type is checked, and sizes have limits.
+ * tokenizer.json writes bytes in GPT-2's alphabet: printable Latin-1 stands for itself, the rest
+ * for U+0100 on. Pieces are kept as the bytes they mean, one after the other, and found by a hash
+ * table; a merge is found by the pair of ids it joins. Both tables are open addressing, at most
+ * half full. The file is hostile: every id and type is checked, and sizes have limits.
  */
 #include "engine/whisper/tokens.h"
 
@@ -437,7 +437,8 @@ static enum berth_code read_merges(const json_t *list, struct berth_tokens *toke
         int32_t b = find_text(tokens, bytes + left, length - left);
         int32_t joined = find_text(tokens, bytes, length);
         if (a < 0 || b < 0 || joined < 0) {
-            return berth_fail(err, BERTH_INVALID, "%s: merge %zu is not in the vocabulary", path, i);
+            return berth_fail(err, BERTH_INVALID, "%s: merge %zu is not in the vocabulary", path,
+                              i);
         }
         uint64_t pair = (uint64_t)(uint32_t)a << 32 | (uint32_t)b;
         struct merge *merge = merge_place(tokens, pair);
@@ -517,7 +518,8 @@ static enum kind kind_of(uint32_t point)
     return KIND_OTHER;
 }
 
-/* Bytes of the longest run of one kind from the start; *last is the length of its last character. */
+/* Bytes of the longest run of one kind from the start; *last is the length of its last character.
+ */
 static size_t run_length(const char *text, size_t length, enum kind kind, size_t *last)
 {
     size_t at = 0;

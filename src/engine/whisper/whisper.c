@@ -708,7 +708,8 @@ static uint32_t first_in(const struct berth_instance *instance, enum berth_whisp
     return found;
 }
 
-/* Whose turn it is at the encoder: a window under way goes on, else the oldest of those who wait. */
+/* Whose turn it is at the encoder: a window under way goes on, else the oldest of those who wait.
+ */
 static uint32_t next_to_encode(const struct berth_instance *instance)
 {
     if (instance->encoding != SLOT_NONE) {

@@ -149,8 +149,9 @@ static enum berth_code read_sizes(const struct source *source, struct berth_whis
     BERTH_TRY(read_size(source, "max_source_positions", 65536, &out->frames, err));
     BERTH_TRY(read_size(source, "max_target_positions", 65536, &out->positions, err));
     if (out->width % out->heads != 0) {
-        return berth_fail(err, BERTH_INVALID, "%s/config.json: %u heads do not divide a width of %u",
-                          source->folder, out->heads, out->width);
+        return berth_fail(err, BERTH_INVALID,
+                          "%s/config.json: %u heads do not divide a width of %u", source->folder,
+                          out->heads, out->width);
     }
     if (out->frames * 2 != BERTH_MEL_WINDOW || out->positions < 32) {
         return berth_fail(err, BERTH_UNSUPPORTED,

@@ -474,7 +474,8 @@ static enum berth_code accept_window(struct berth_whisper_row *row, struct berth
 
 /* --- words --- */
 
-/* Lists the text of the window's segments behind a prompt; false where there is none, or no frame. */
+/* Lists the text of the window's segments behind a prompt; false where there is none, or no frame.
+ */
 static bool begin_alignment(struct berth_whisper_row *row)
 {
     const struct berth_whisper_config *config = row->base->config;
@@ -726,7 +727,8 @@ static enum berth_code add_string(struct berth_part *part, const char *name, con
     return BERTH_OK;
 }
 
-/* The final text is trimmed; deltas are not, but for the start of the first: together they are it. */
+/* The final text is trimmed; deltas are not, but for the start of the first: together they are it.
+ */
 static enum berth_code add_text(struct berth_part *part, const struct extent *extent, bool final,
                                 struct berth_err *err)
 {

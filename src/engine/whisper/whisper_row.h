@@ -1,11 +1,13 @@
-/* whisper_row.h - one request while it is transcribed: what it asked for, where it is, what it said.
+/* whisper_row.h - one request while it is transcribed: what it asked for, where it is, what it
+ * said.
  *
- * Everything between model calls: reading parameters, prompts, taking a token from logits, judging a
- * window, retrying at a higher temperature, segments, words, and parts of the answer. No call of a
- * model is made here, and nothing is shared with another row (E1).
+ * Everything between model calls: reading parameters, prompts, taking a token from logits, judging
+ * a window, retrying at a higher temperature, segments, words, and parts of the answer. No call of
+ * a model is made here, and nothing is shared with another row (E1).
  *
  * A row goes round: PEAK (long audio only: the loudest frame), then for each window ENCODE, PROMPT
- * where the prompt is long, DECODE, ALIGN where word times are wanted; then the next window, or END.
+ * where the prompt is long, DECODE, ALIGN where word times are wanted; then the next window, or
+ * END.
  */
 #ifndef BERTH_WHISPER_ROW_H
 #define BERTH_WHISPER_ROW_H
