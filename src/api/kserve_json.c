@@ -13,12 +13,19 @@
 
 #define DEPTH_MAX 16
 
+/* What "data" is read into. */
+struct reader {
+    enum berth_dtype dtype;
+    struct berth_buf *out;
+    size_t *count; /* elements so far */
+};
+
 static enum berth_code read_item(json_t *item, enum berth_dtype dtype, struct berth_buf *out,
                                  struct berth_err *err);
 static enum berth_code read_number(json_t *item, enum berth_dtype dtype, struct berth_buf *out,
                                    struct berth_err *err);
-static enum berth_code read_level(json_t *items, enum berth_dtype dtype, struct berth_buf *out,
-                                  int depth, size_t *count, struct berth_err *err);
+static enum berth_code read_level(const struct reader *reader, json_t *items, int depth,
+                                  struct berth_err *err);
 static void put_data(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes);
 static void put_element(struct berth_buf *out, enum berth_dtype dtype, const unsigned char *at);
 static void put_strings(struct berth_buf *out, const struct berth_tensor *tensor,
@@ -28,7 +35,8 @@ enum berth_code berth_kserve_read_data(json_t *items, enum berth_dtype dtype, st
                                        size_t *count, struct berth_err *err)
 {
     berth_buf_reserve(out, json_array_size(items) * (berth_dtype_bytes(dtype) + 1));
-    return read_level(items, dtype, out, 0, count, err);
+    struct reader reader = {.dtype = dtype, .out = out, .count = count};
+    return read_level(&reader, items, 0, err);
 }
 
 void berth_kserve_put_tensor(struct berth_buf *out, const struct berth_tensor *tensor,
@@ -100,8 +108,8 @@ void berth_kserve_put_double(struct berth_buf *out, double value)
     }
 }
 
-static enum berth_code read_level(json_t *items, enum berth_dtype dtype, struct berth_buf *out,
-                                  int depth, size_t *count, struct berth_err *err)
+static enum berth_code read_level(const struct reader *reader, json_t *items, int depth,
+                                  struct berth_err *err)
 {
     if (depth > DEPTH_MAX) {
         return berth_fail_field(err, BERTH_INVALID, "data", "data is nested too deep");
@@ -109,10 +117,10 @@ static enum berth_code read_level(json_t *items, enum berth_dtype dtype, struct 
     for (size_t i = 0; i < json_array_size(items); i++) {
         json_t *item = json_array_get(items, i);
         if (json_is_array(item)) {
-            BERTH_TRY(read_level(item, dtype, out, depth + 1, count, err));
+            BERTH_TRY(read_level(reader, item, depth + 1, err));
         } else {
-            BERTH_TRY(read_item(item, dtype, out, err));
-            (*count)++;
+            BERTH_TRY(read_item(item, reader->dtype, reader->out, err));
+            (*reader->count)++;
         }
     }
     return BERTH_OK;

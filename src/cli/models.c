@@ -73,17 +73,17 @@ static int list_server(const struct berth_config *config)
 static enum berth_code fetch_json(const struct berth_config *config, const char *path,
                                   const char *body, json_t **out, struct berth_err *err)
 {
-    struct berth_buf answer = {0};
-    long status = 0;
-    enum berth_code code = berth_remote_call(config, path, body, &status, &answer, err);
+    struct berth_remote_answer answer = {0};
+    enum berth_code code = berth_remote_call(config, path, body, &answer, err);
     if (code == BERTH_OK) {
-        *out = json_loadb(berth_buf_text(&answer), answer.length, 0, NULL);
-        if (status != 200 || *out == NULL) {
-            code = berth_fail(err, BERTH_UNAVAILABLE, "%s answered %ld: %.120s", path, status,
-                              berth_buf_text(&answer));
+        const char *text = berth_buf_text(&answer.body);
+        *out = json_loadb(text, answer.body.length, 0, NULL);
+        if (answer.status != 200 || *out == NULL) {
+            code = berth_fail(err, BERTH_UNAVAILABLE, "%s answered %ld: %.120s", path,
+                              answer.status, text);
         }
     }
-    berth_buf_finish(&answer);
+    berth_buf_finish(&answer.body);
     return code;
 }
 

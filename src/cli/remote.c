@@ -42,7 +42,7 @@ int berth_remote_transcribe(const struct berth_config *config)
 }
 
 enum berth_code berth_remote_call(const struct berth_config *config, const char *path,
-                                  const char *body, long *status, struct berth_buf *answer,
+                                  const char *body, struct berth_remote_answer *answer,
                                   struct berth_err *err)
 {
     CURL *curl = NULL;
@@ -53,7 +53,7 @@ enum berth_code berth_remote_call(const struct berth_config *config, const char 
             curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body);
         }
         curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
-        code = perform(curl, answer, status, err);
+        code = perform(curl, &answer->body, &answer->status, err);
     }
     curl_slist_free_all(headers);
     curl_easy_cleanup(curl);

@@ -12,10 +12,15 @@ int berth_remote_transcribe(const struct berth_config *config);
 enum berth_code berth_remote_transcription(const struct berth_config *config, const char *path,
                                            struct berth_buf *answer,
                                            struct berth_err *err) BERTH_MUST_USE;
-/* POSTs `body` (NULL: GET) to server + path; *status is the HTTP status. UNAVAILABLE when there is
- * no answer. */
+struct berth_remote_answer {
+    long status; /* HTTP's */
+    struct berth_buf body;
+};
+
+/* POSTs `body` (NULL: GET) to the server's path. The caller finishes answer->body, whatever is
+ * returned. UNAVAILABLE when there is no answer. */
 enum berth_code berth_remote_call(const struct berth_config *config, const char *path,
-                                  const char *body, long *status, struct berth_buf *answer,
+                                  const char *body, struct berth_remote_answer *answer,
                                   struct berth_err *err) BERTH_MUST_USE;
 
 #endif
