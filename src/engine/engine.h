@@ -83,7 +83,8 @@ struct berth_engine_ops {
     enum berth_code (*model_attach)(const struct berth_model_spec *spec, struct berth_span weights,
                                     struct berth_engine_model **out, struct berth_err *err);
     void (*model_detach)(struct berth_engine_model *model); /* Required. NULL is fine. */
-    /* Required. Bytes held now by the model and its instances, as allocators counted them. */
+    /* Required. Bytes held now by the model and its instances, as allocators counted them. Any
+     * thread, also while instances run. */
     uint64_t (*model_bytes)(const struct berth_engine_model *model);
     /* Required. Scratch and state of one execution at a time. `index` counts from 0. */
     enum berth_code (*instance_create)(struct berth_engine_model *model, uint32_t index,

@@ -215,6 +215,7 @@ enum berth_code berth_copy_create(struct berth_runtime *runtime, struct berth_mo
 void berth_copy_destroy(struct berth_copy *copy);       /* NULL is fine; PENDING or gone only */
 void berth_copy_retire(struct berth_copy *copy);        /* no new work; unloads when it is idle */
 void berth_copy_settle(struct berth_copy *copy);        /* a ticket has left it */
+void berth_copy_measure(struct berth_copy *copy, uint64_t bytes); /* held after a run; 0: unknown */
 void berth_copies_pump(struct berth_sched *sched);      /* starts the loads that may start */
 
 /* seats.c */

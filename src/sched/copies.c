@@ -92,6 +92,19 @@ void berth_copy_settle(struct berth_copy *copy)
     }
 }
 
+/* Arenas grow with the inputs they see: what counts is the most it ever held (R2). Idle models make
+ * room for it; where there are none, only new loads are refused. */
+void berth_copy_measure(struct berth_copy *copy, uint64_t bytes)
+{
+    if (bytes <= copy->lease.bytes) {
+        return;
+    }
+    berth_residency_correct(&copy->device->ledger, &copy->lease, bytes);
+    copy->runtime->bytes_measured = bytes;
+    atomic_store(&copy->runtime->model->bytes_used, bytes);
+    evict(&copy->device->ledger, 0);
+}
+
 /* In order of demand; the head waits for room, and nobody passes it (R7). */
 void berth_copies_pump(struct berth_sched *sched)
 {

@@ -106,6 +106,7 @@ static void deliver(struct berth_post *post)
     seat->busy = false;
     copy->device->under_way--;
     copy->virtual_ns = copy->virtual_ns - seat->charged_ns + run_ns;
+    berth_copy_measure(copy, msg->bytes_used);
     copy->batcher->ops->finish(seat);
     berth_dispatch_mark(copy);
     berth_copy_settle(copy);

@@ -26,6 +26,7 @@ static enum berth_code make_instances(struct berth_loaded *loaded, uint32_t coun
                                       struct berth_err *err);
 static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *slabs,
                                struct berth_model *model, struct berth_err *err);
+static bool is_wanted(struct berth_batch *batch);
 static void run_batch(struct berth_loaded *loaded, struct berth_worker_msg *msg);
 static void run_step(struct berth_loaded *loaded, struct berth_worker_msg *msg);
 static void destroy_parts(struct berth_batch *batch);
@@ -118,6 +119,7 @@ void berth_loaded_run(struct berth_loaded *loaded, struct berth_worker_msg *msg)
     } else {
         run_batch(loaded, msg);
     }
+    msg->bytes_used = loaded->engine->model_bytes(loaded->model); /* arenas grow with use */
 }
 
 static enum berth_code make_instances(struct berth_loaded *loaded, uint32_t count,
@@ -160,8 +162,26 @@ static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *
     return BERTH_OK;
 }
 
+/* Does anybody still wait? If not, each row ends here. */
+static bool is_wanted(struct berth_batch *batch)
+{
+    for (size_t i = 0; i < batch->row_count; i++) {
+        if (!atomic_load_explicit(&batch->rows[i].request->cancelled, memory_order_relaxed)) {
+            return true;
+        }
+    }
+    for (size_t i = 0; i < batch->row_count; i++) {
+        batch->rows[i].part = NULL;
+        (void)berth_fail(&batch->rows[i].err, BERTH_CANCELLED, "cancelled before it ran");
+    }
+    return false;
+}
+
 static void run_batch(struct berth_loaded *loaded, struct berth_worker_msg *msg)
 {
+    if (!is_wanted(&msg->batch)) {
+        return;
+    }
     for (size_t i = 0; i < msg->batch.row_count; i++) {
         struct berth_row *row = &msg->batch.rows[i];
         row->err.code = BERTH_OK;

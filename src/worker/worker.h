@@ -45,7 +45,7 @@ struct berth_worker_msg {
     struct berth_err err;            /* of the whole message */
     uint64_t t_started_ns;
     uint64_t t_ended_ns;
-    uint64_t bytes_used;             /* LOAD: measured after warm-up */
+    uint64_t bytes_used;             /* LOAD, RUN, STEP: what the model holds then; 0: unknown */
     uint32_t instance_count;         /* LOAD: instances made */
     uint32_t slots;                  /* LOAD: per instance, for step models */
     void *state;                     /* the controller's own */

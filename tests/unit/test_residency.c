@@ -175,6 +175,37 @@ static void measured_bytes_count(void **state)
     rig_close(&rig);
 }
 
+/* A run that leaves more behind counts, and idle models make room for it. */
+static void growth_is_counted(void **state)
+{
+    struct rig rig;
+    struct rig_client client;
+    rig_open(&rig);
+    rig_begin(&rig);
+    struct berth_model *idle = rig_warm(&rig, sized("idle", 500));
+    struct berth_model *grows = rig_warm(&rig, sized("grows", 100));
+    rig_ask(&rig, &client, grows);
+    rig_sent(&rig, BERTH_WORKER_RUN)->bytes_used = 400;
+    rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
+    assert_int_equal(bytes_of(&rig), 900);
+    rig_leave(&client);
+    rig_ask(&rig, &client, grows);
+    rig_sent(&rig, BERTH_WORKER_RUN)->bytes_used = 600;
+    rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
+    assert_int_equal(berth_model_state(idle), BERTH_STATE_EVICTING);
+    rig_finish(&rig, BERTH_WORKER_UNLOAD, RIG_MS);
+    assert_int_equal(bytes_of(&rig), 600);
+    rig_leave(&client);
+    rig_ask(&rig, &client, grows);
+    rig_sent(&rig, BERTH_WORKER_RUN)->bytes_used = 200; /* the most it ever held counts */
+    rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
+    assert_int_equal(bytes_of(&rig), 600);
+    rig_leave(&client);
+    rig_drop(idle);
+    rig_drop(grows);
+    rig_close(&rig);
+}
+
 /* What was loaded by decision, not by demand, is not evicted for a request. */
 static void kept_models_stay(void **state)
 {
@@ -231,6 +262,7 @@ int main(void)
         cmocka_unit_test(busy_models_stay),
         cmocka_unit_test(what_never_fits_evicts_nothing),
         cmocka_unit_test(measured_bytes_count),
+        cmocka_unit_test(growth_is_counted),
         cmocka_unit_test(kept_models_stay),
         cmocka_unit_test(alternating_models_stay_within),
     };
