@@ -14,7 +14,7 @@
 build:
 	./setup packages onnxruntime
 	test -f build/build.ninja || meson setup build --buildtype=release
-	ninja -C build
+	ninja -C build berth
 
 demo: build models
 	tools/demo
