@@ -450,11 +450,13 @@ static enum berth_step step_writing(struct berth_conn *conn)
         conn->linger = false; /* its end, or more than we care to drop */
         conn->drained = DRAIN_BYTES_MAX;
     }
+    /* Who sends all before it reads is waiting for us to go on: no new edge would come. */
+    enum berth_step more = conn->linger && conn->readable ? BERTH_STEP_LATER : BERTH_STEP_WAIT;
     switch (berth_answer_write(conn)) {
     case BERTH_STEP_WAIT:
         berth_timer_set(conn->loop, &conn->timer,
                         conn->t_mark_ns + conn->loop->http->options.write_timeout_ns);
-        return BERTH_STEP_WAIT;
+        return more;
     case BERTH_STEP_LATER:
         return BERTH_STEP_LATER;
     case BERTH_STEP_END:
@@ -465,7 +467,7 @@ static enum berth_step step_writing(struct berth_conn *conn)
     if (exchange->streaming) {
         berth_timer_clear(&conn->timer);
         conn->t_mark_ns = conn->loop->now_ns;
-        return BERTH_STEP_WAIT;
+        return more;
     }
     return end_exchange(conn);
 }

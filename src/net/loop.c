@@ -115,8 +115,13 @@ enum berth_code berth_loop_start(struct berth_loop *loop, struct berth_err *err)
         BERTH_TRY(listen_on(loop, err));
         loop->accepting = true;
     }
-    /* Signals are the main thread's; a write to a closed socket must not raise one either. */
+    /* Signals are the main thread's, but for those about a thread's own faults; a write to a closed
+     * socket must not raise one either. */
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP, SIGSYS};
     sigfillset(&all);
+    for (size_t i = 0; i < BERTH_COUNT_OF(faults); i++) {
+        sigdelset(&all, faults[i]);
+    }
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&loop->thread, NULL, thread_main, loop);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -135,6 +135,13 @@ static inline void script_head(void *subject, struct berth_exchange *exchange)
         berth_http_accept_body(exchange, 100000, false);
     } else if (strcmp(path, "/refuse") == 0) {
         script_text(exchange, 413, "too large");
+    } else if (strcmp(path, "/refuse-at-length") == 0) {
+        struct berth_buf text = {0};
+        struct berth_http_answer answer = {.status = 413, .text = &text};
+        for (int i = 0; i < 8 << 10; i++) {
+            berth_buf_printf(&text, "%01024d", i);
+        }
+        berth_http_answer(exchange, &answer);
     } else if (strcmp(path, "/wait") == 0) {
         return;
     } else if (strcmp(path, "/later") == 0) {

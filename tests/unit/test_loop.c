@@ -231,6 +231,16 @@ static void test_early_refusal(void **state)
         client_expect_end(fd);
         close(fd);
     }
+    client_receive_bytes = 65536; /* the answer does not fit into the sockets either */
+    int fd = client_connect(&script);
+    post_head(fd, "/refuse-at-length", length, "");
+    client_send(fd, body, length);
+    struct reply reply = client_read(fd, true);
+    assert_int_equal(reply.status, 413);
+    assert_int_equal(reply.length, 8 << 20);
+    free(reply.body);
+    client_receive_bytes = 0;
+    close(fd);
     free(body);
     script_stop(&script);
 }
