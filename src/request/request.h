@@ -151,9 +151,7 @@ struct berth_request {
     struct berth_post submit_post; /* links used to reach the controller: one for submit, */
     struct berth_post cancel_post; /* one for cancel, which is sent at most once */
     atomic_bool cancel_sent;
-    struct berth_link queue_link;
-    struct berth_link timer_link;
-    void *sched_state;
+    void *sched_state;             /* its ticket, in the arena */
     struct berth_part final_part; /* so that the last answer needs no memory */
 };
 
