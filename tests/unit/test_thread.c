@@ -380,6 +380,71 @@ static void running_work_ends_when_cancelled(void **state)
     }
 }
 
+/* Load with warm-up, run and step, with the n-th allocation failing; true if one did. */
+static bool loaded_once(struct stand *stand, uint64_t n, bool steps)
+{
+    struct berth_err err = {0};
+    struct client client;
+    static struct berth_step_result result;
+    struct berth_key_value parameter = {.key = "steps", .value = steps ? "2" : "0"};
+    struct berth_warmup_input input = {.name = "INPUT0", .dtype = BERTH_DTYPE_FP32, .rank = 1,
+                                       .dims = {4}, .source = BERTH_WARMUP_RANDOM};
+    struct berth_warmup warmup = {.name = "w", .batch_size = 1, .inputs = &input,
+                                  .input_count = 1};
+    struct berth_model_spec *spec = spec_make("t", &parameter, 1);
+    spec->warmups = &warmup;
+    spec->warmup_count = 1;
+    client_open(&client);
+    struct berth_request *request = request_make(stand, &client, NULL, 1);
+    struct berth_row row = {.request = request};
+    struct berth_worker_msg msg = {.worker = stand->worker, .kind = BERTH_WORKER_LOAD,
+                                   .spec = spec};
+    struct berth_loaded *loaded = NULL;
+    uint64_t calls = berth_mem_call_count();
+    berth_mem_fail_at(n, false);
+    if (berth_loaded_create(berth_engine_find("null"), stand->slabs, &msg, &loaded, &err) ==
+        BERTH_OK) {
+        msg.kind = steps ? BERTH_WORKER_STEP : BERTH_WORKER_RUN;
+        msg.batch = (struct berth_batch){.rows = &row, .row_count = 1, .batch_rows = 1};
+        msg.budget_ns = 1;
+        msg.step = &result;
+        result.event_count = 0;
+        berth_loaded_run(loaded, &msg);
+        assert_true(msg.err.code == BERTH_OK || row.part == NULL);
+        assert_true(row.err.code == BERTH_OK || row.part == NULL);
+        berth_part_destroy(row.part);
+        for (size_t i = 0; i < result.event_count; i++) {
+            berth_part_destroy(result.events[i].part);
+        }
+    }
+    bool failed = berth_mem_call_count() - calls >= n;
+    berth_mem_fail_at(0, false);
+    berth_loaded_destroy(loaded);
+    berth_spec_release(spec);
+    berth_request_release(request);
+    berth_queue_finish(&client.queue);
+    return failed;
+}
+
+static void loading_survives_failing_allocations(void **state)
+{
+    for (int steps = 0; steps < 2; steps++) {
+        struct stand stand;
+        stand_open(&stand, 0);
+        uint64_t n = 1;
+        uint64_t bytes = 0;
+        while (loaded_once(&stand, n, steps == 1)) {
+            if (n > 1) { /* the slabs keep what they mapped at the first take */
+                assert_int_equal(berth_mem_bytes_live(), bytes);
+            }
+            bytes = berth_mem_bytes_live();
+            n++;
+        }
+        assert_true(n > 5);
+        stand_close(&stand);
+    }
+}
+
 /* Several client threads, five models in too little memory, cancels and operations in between. */
 #define STRESS_CLIENTS 4
 #define STRESS_MODELS 5
@@ -512,6 +577,7 @@ int main(void)
         cmocka_unit_test(warm_up_runs_before_serving),
         cmocka_unit_test(warm_up_reads_only_its_folder),
         cmocka_unit_test(running_work_ends_when_cancelled),
+        cmocka_unit_test(loading_survives_failing_allocations),
         cmocka_unit_test(threads_and_churn),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
