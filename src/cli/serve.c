@@ -21,6 +21,7 @@
 #include "net/http.h"
 
 #define EXCHANGES_POLL_MS 10
+#define LAST_ANSWERS_MS 500
 
 struct server {
     struct berth_stack stack;
@@ -35,6 +36,7 @@ static enum berth_code start_http(const struct berth_config *config, struct serv
                                   struct berth_err *err);
 static void finish(struct server *server);
 static void drain(const struct berth_config *config, struct server *server);
+static bool wait_exchanges(struct server *server, uint64_t ns);
 static bool wait_signal(int signals, uint64_t ns);
 static void end_now(void);
 static void say_hello(const struct berth_config *config, struct server *server);
@@ -127,12 +129,15 @@ static enum berth_code start_http(const struct berth_config *config, struct serv
     return BERTH_OK;
 }
 
-/* The front first: after it nobody asks; then the stack, whose last answers nobody waits for. */
+/* The front stops first: after it nobody asks. Then the stack, whose last answers still go to the
+ * front's queues; they refer to its slabs and models, so these go last. */
 static void finish(struct server *server)
 {
     if (server->api != NULL) {
         berth_api_set_http(server->api, NULL);
     }
+    berth_http_stop(server->http);
+    berth_stack_stop(&server->stack);
     berth_http_destroy(server->http);
     berth_stack_finish(&server->stack);
     berth_api_destroy(server->api);
@@ -150,12 +155,29 @@ static void drain(const struct berth_config *config, struct server *server)
         end_now();
     }
     berth_http_stop_accepting(server->http);
-    uint64_t t_end_ns = berth_clock_now_ns() + config->drain_timeout;
-    while (berth_http_exchanges(server->http) > 0 && berth_clock_now_ns() < t_end_ns) {
+    if (!wait_exchanges(server, config->drain_timeout)) {
+        /* The rest is answered too: 503 (S14). */
+        struct berth_admin refuse = {.kind = BERTH_ADMIN_DRAIN,
+                                     .t_deadline_ns = berth_clock_now_ns()};
+        struct berth_err err = {0};
+        (void)!berth_stack_admin(&server->stack, &refuse, &err);
+        wait_exchanges(server, LAST_ANSWERS_MS * BERTH_NS_PER_MS);
+    }
+}
+
+/* Whether all exchanges ended in that time. */
+static bool wait_exchanges(struct server *server, uint64_t ns)
+{
+    uint64_t t_end_ns = berth_clock_now_ns() + ns;
+    while (berth_http_exchanges(server->http) > 0) {
+        if (berth_clock_now_ns() >= t_end_ns) {
+            return false;
+        }
         if (wait_signal(server->signals, EXCHANGES_POLL_MS * BERTH_NS_PER_MS)) {
             end_now();
         }
     }
+    return true;
 }
 
 /* true: a signal came; false: the time is over. */

@@ -43,11 +43,19 @@ enum berth_code berth_stack_start(const struct berth_config *config, struct bert
     return code;
 }
 
-void berth_stack_finish(struct berth_stack *stack)
+void berth_stack_stop(struct berth_stack *stack)
 {
     berth_media_destroy(stack->media);
     berth_sched_destroy(stack->sched);
     berth_worker_destroy(stack->worker);
+    stack->media = NULL;
+    stack->sched = NULL;
+    stack->worker = NULL;
+}
+
+void berth_stack_finish(struct berth_stack *stack)
+{
+    berth_stack_stop(stack);
     berth_repo_close(stack->repo);
     berth_catalog_destroy(stack->catalog);
     if (stack->engines_started) {

@@ -392,6 +392,7 @@ static enum berth_step begin(struct berth_conn *conn)
     char *head = block->bytes + block->at + conn->scan.start;
     size_t length = conn->scan.at - conn->scan.start;
     exchange->block = block;
+    exchange->head_only = strncmp(head, "HEAD ", 5) == 0; /* of a refusal too */
     block->at += (uint32_t)conn->scan.at;
     conn->scan = (struct berth_http1_scan){0};
     conn->exchange = exchange;
@@ -407,7 +408,6 @@ static enum berth_step begin(struct berth_conn *conn)
     exchange->has_body = exchange->head.chunked || exchange->head.content_length > 0;
     exchange->complete = !exchange->has_body;
     exchange->wire_left = exchange->head.content_length;
-    exchange->head_only = strcmp(exchange->head.method, "HEAD") == 0;
     exchange->keep_alive = exchange->head.keep_alive;
     exchange->seen = true;
     berth_stat_add(&loop->stats.requests, 1);

@@ -101,7 +101,7 @@ uint64_t berth_http_exchanges(struct berth_http *http)
     return open;
 }
 
-void berth_http_destroy(struct berth_http *http)
+void berth_http_stop(struct berth_http *http)
 {
     if (http == NULL) {
         return;
@@ -111,6 +111,14 @@ void berth_http_destroy(struct berth_http *http)
     for (size_t i = 0; i < http->loop_count; i++) {
         berth_loop_join(&http->loops[i]);
     }
+}
+
+void berth_http_destroy(struct berth_http *http)
+{
+    if (http == NULL) {
+        return;
+    }
+    berth_http_stop(http);
     /* Now alone: what was posted meanwhile is delivered, connections handed over are closed. */
     for (size_t i = 0; i < http->loop_count; i++) {
         berth_loop_finish(&http->loops[i]);

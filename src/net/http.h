@@ -77,7 +77,10 @@ enum berth_code berth_http_start(const struct berth_http_options *options, struc
 void berth_http_stop_accepting(struct berth_http *http);
 /* Open exchanges (a request was begun and is not answered yet). Any thread. */
 uint64_t berth_http_exchanges(struct berth_http *http);
-/* Closes everything, ends the threads. Posts that are under way are delivered, the last ones on the
+/* Closes every connection and ends the threads. The queues still take posts, which destroy delivers:
+ * whoever may have something to send is ended in between. NULL is fine. */
+void berth_http_stop(struct berth_http *http);
+/* Stops it if that was not done. Posts that are under way are delivered, the last ones on the
  * caller's thread; nobody may post any more. NULL is fine. */
 void berth_http_destroy(struct berth_http *http);
 uint16_t berth_http_port(struct berth_http *http, size_t listen_index); /* the one bound */
