@@ -1,0 +1,1079 @@
+/* The Whisper engine as a whole: on a scripted model of a few KB (tests/models/whisper_scripted,
+ * made by tools/convert/whisper_scripted.py, whose docstring says what it answers), always; and on
+ * tiny.en and real speech where `make models` has run, against what faster-whisper says. */
+#include <dirent.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#include <jansson.h>
+
+#include "base/mem.h"
+#include "engine/engines.h"
+#include "media/resample.h"
+
+#define RATE 16000
+#define BUDGET_NS UINT64_C(50000000)
+#define TOKENS_MAX 4096
+#define TEXT_BYTES_MAX 8192
+
+static const struct berth_engine_ops *const ops = &berth_engine_whisper;
+static struct berth_slabs *slabs;
+static char source[1024];
+
+/* --- a model and what it is asked --- */
+
+struct rig {
+    struct berth_model_spec *spec;
+    struct berth_engine_model *model;
+    struct berth_instance *instance;
+};
+
+/* What one request brought. */
+struct answer {
+    enum berth_code code;
+    const char *field;
+    size_t parts;
+    char text[TEXT_BYTES_MAX];
+    char deltas[TEXT_BYTES_MAX]; /* texts of the parts that are not final */
+    char language[16];
+    double seconds;
+    size_t segments;
+    double stats[4];   /* of the first segment */
+    double times[2];
+    int32_t tokens[TOKENS_MAX];
+    size_t token_count;
+    double words[512][3];
+    char word_text[TEXT_BYTES_MAX]; /* ended by | each */
+    size_t word_count;
+};
+
+struct job {
+    const float *samples;
+    size_t count;
+    struct berth_param params[6];
+    size_t param_count;
+    struct answer answer;
+    struct berth_request *request;
+    uint32_t slot;
+    bool done;
+};
+
+static const struct berth_param with_words = {"word_timestamps", BERTH_PARAM_BOOL,
+                                              {.boolean = true}};
+static const struct berth_param without_times = {"without_timestamps", BERTH_PARAM_BOOL,
+                                                 {.boolean = true}};
+
+static enum berth_code rig_open(struct rig *rig, const char *folder, const char *slots,
+                                struct berth_err *err)
+{
+    enum berth_code code = BERTH_UNAVAILABLE;
+    memset(rig, 0, sizeof(*rig));
+    rig->spec = berth_spec_create();
+    if (rig->spec == NULL) {
+        return code;
+    }
+    rig->spec->name = "whisper";
+    rig->spec->folder = folder;
+    rig->spec->folder_version = folder;
+    rig->spec->parameters = berth_arena_alloc(&rig->spec->arena, sizeof(*rig->spec->parameters));
+    if (rig->spec->parameters == NULL) {
+        return code;
+    }
+    rig->spec->parameters[0] = (struct berth_key_value){.key = "slots", .value = slots};
+    rig->spec->parameter_count = 1;
+    code = ops->describe(rig->spec, err);
+    if (code == BERTH_OK) {
+        code = ops->model_attach(rig->spec, (struct berth_span){.fd = -1}, &rig->model, err);
+    }
+    if (code == BERTH_OK) {
+        code = ops->instance_create(rig->model, 0, &rig->instance, err);
+    }
+    return code;
+}
+
+static void rig_close(struct rig *rig)
+{
+    ops->instance_destroy(rig->instance);
+    ops->model_detach(rig->model);
+    berth_spec_release(rig->spec);
+}
+
+static void rig_must(struct rig *rig, const char *name, const char *slots)
+{
+    static char path[2048]; /* the spec borrows it */
+    struct berth_err err = {0};
+    (void)snprintf(path, sizeof(path), "%s/%s", source, name);
+    if (rig_open(rig, path, slots, &err) != BERTH_OK) {
+        fail_msg("%s", err.msg);
+    }
+}
+
+static bool job_start(struct rig *rig, struct job *job)
+{
+    struct berth_row row = {0};
+    struct berth_err err = {0};
+    struct berth_request *request = berth_request_create(slabs, 1 << 16);
+    if (request == NULL) {
+        return false;
+    }
+    job->request = request;
+    request->inputs = berth_arena_alloc(&request->arena, sizeof(*request->inputs));
+    if (request->inputs == NULL) {
+        return false;
+    }
+    request->inputs[0] = (struct berth_tensor){
+        .name = "audio", .dtype = BERTH_DTYPE_FP32, .rank = 1, .dims = {(int64_t)job->count}};
+    request->input_count = 1;
+    if (job->count > 0) {
+        if (berth_slabs_take(slabs, job->count * sizeof(float), &request->media, &err) !=
+            BERTH_OK) {
+            return false;
+        }
+        request->inputs[0].range = request->media;
+        memcpy(berth_slabs_pointer(slabs, &request->media), job->samples,
+               job->count * sizeof(float));
+    }
+    request->params.items = job->params;
+    request->params.count = job->param_count;
+    row.request = request;
+    if (ops->admit(rig->instance, &row, 1, &err) != BERTH_OK) {
+        row.err = err;
+    }
+    job->answer.code = row.err.code;
+    job->answer.field = row.err.field;
+    job->slot = row.slot;
+    return row.err.code == BERTH_OK;
+}
+
+static const void *bytes_of(const struct berth_part *part, const char *name, size_t *count)
+{
+    const struct berth_tensor *tensor = berth_part_find(part, name);
+    assert_non_null(tensor);
+    *count = (size_t)tensor->dims[0];
+    return tensor->range.length == 0 ? NULL : berth_slabs_pointer(slabs, &tensor->range);
+}
+
+/* All strings of a tensor, one after another with `mark` behind each. */
+static void join_strings(const struct berth_part *part, const char *name, const char *mark,
+                         char *out)
+{
+    size_t count = 0;
+    size_t length = strlen(out);
+    const unsigned char *at = bytes_of(part, name, &count);
+    const unsigned char *end = at;
+    if (at != NULL) {
+        end = at + berth_part_find(part, name)->range.length;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const char *text = NULL;
+        uint32_t bytes = 0;
+        assert_true(berth_bytes_next(&at, end, &text, &bytes));
+        assert_true(length + bytes + 2 < TEXT_BYTES_MAX);
+        memcpy(out + length, text, bytes);
+        length += bytes;
+        memcpy(out + length, mark, strlen(mark) + 1);
+        length += strlen(mark);
+    }
+}
+
+static void read_part(struct answer *answer, const struct berth_part *part)
+{
+    size_t count = 0;
+    answer->parts++;
+    if (!part->final) {
+        join_strings(part, "text", "", answer->deltas);
+        return;
+    }
+    join_strings(part, "text", "", answer->text);
+    answer->language[0] = '\0';
+    join_strings(part, "language", "", answer->language);
+    memcpy(&answer->seconds, bytes_of(part, "duration", &count), sizeof(double));
+    const double *stats = bytes_of(part, "segment_stats", &answer->segments);
+    const double *times = bytes_of(part, "segment_times", &count);
+    assert_int_equal(count, answer->segments);
+    if (stats != NULL) {
+        memcpy(answer->stats, stats, sizeof(answer->stats));
+        memcpy(answer->times, times, sizeof(answer->times));
+    }
+    const int32_t *tokens = bytes_of(part, "segment_tokens", &answer->token_count);
+    assert_true(answer->token_count <= TOKENS_MAX);
+    if (tokens != NULL) {
+        memcpy(answer->tokens, tokens, answer->token_count * sizeof(*tokens));
+    }
+    const double *words = bytes_of(part, "word_times", &answer->word_count);
+    assert_true(answer->word_count <= BERTH_COUNT_OF(answer->words));
+    if (words != NULL) {
+        memcpy(answer->words, words, answer->word_count * sizeof(answer->words[0]));
+    }
+    join_strings(part, "word_text", "|", answer->word_text);
+}
+
+/* Steps until all jobs that were started have their final event. */
+static void run_jobs(struct rig *rig, struct job *jobs, size_t count)
+{
+    static struct berth_step_result result;
+    size_t live = 0;
+    for (size_t i = 0; i < count; i++) {
+        live += job_start(rig, &jobs[i]) ? 1 : 0;
+    }
+    while (live > 0) {
+        struct berth_err err = {0};
+        assert_int_equal(ops->step(rig->instance, BUDGET_NS, &result, &err), BERTH_OK);
+        for (size_t e = 0; e < result.event_count; e++) {
+            struct berth_step_event *event = &result.events[e];
+            for (size_t i = 0; i < count; i++) {
+                struct job *job = &jobs[i];
+                if (job->request == NULL || job->slot != event->slot ||
+                    job->answer.code != BERTH_OK || job->done) {
+                    continue;
+                }
+                if (event->part != NULL) {
+                    read_part(&job->answer, event->part);
+                }
+                job->answer.code = event->err.code;
+                job->answer.field = event->err.field;
+                job->done = event->final;
+            }
+            berth_part_destroy(event->part);
+            live -= event->final ? 1 : 0;
+        }
+        assert_int_equal(result.live, live);
+    }
+    for (size_t i = 0; i < count; i++) {
+        berth_request_release(jobs[i].request);
+        jobs[i].request = NULL;
+    }
+}
+
+static void add_param(struct job *job, const struct berth_param *param)
+{
+    assert_true(job->param_count < BERTH_COUNT_OF(job->params));
+    job->params[job->param_count++] = *param;
+}
+
+static void add_text(struct job *job, const char *name, const char *value)
+{
+    struct berth_param param = {.name = name, .kind = BERTH_PARAM_STRING, .value.string = value};
+    if (value != NULL) {
+        add_param(job, &param);
+    }
+}
+
+/* --- sounds --- */
+
+static float *tone(double hertz, double level, size_t count)
+{
+    float *samples = berth_alloc((count + 1) * sizeof(*samples));
+    assert_non_null(samples);
+    for (size_t i = 0; i < count; i++) {
+        samples[i] = (float)(level * sin(2 * M_PI * hertz * (double)i / RATE));
+    }
+    return samples;
+}
+
+/* A recording of .deps/speech, 16 bits and one channel, at 16 kHz; NULL: it is not there. */
+static float *speech(const char *name, size_t *count)
+{
+    static float block[BERTH_RESAMPLE_PUSH_MAX];
+    char path[2048];
+    unsigned char head[44];
+    struct berth_resampler *resampler = NULL;
+    struct berth_err err = {0};
+    (void)snprintf(path, sizeof(path), "%s/.deps/speech/%s.wav", source, name);
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) {
+        return NULL;
+    }
+    assert_int_equal(fread(head, 1, sizeof(head), file), sizeof(head));
+    assert_memory_equal(head + 36, "data", 4);
+    uint32_t rate = (uint32_t)head[24] | (uint32_t)head[25] << 8 | (uint32_t)head[26] << 16;
+    assert_int_equal(berth_resampler_create(rate, RATE, &resampler, &err), BERTH_OK);
+    size_t capacity = 1 << 20;
+    float *out = berth_alloc(capacity * sizeof(*out));
+    size_t written = 0;
+    assert_non_null(out);
+    for (;;) {
+        int16_t raw[4096];
+        size_t got = fread(raw, sizeof(*raw), BERTH_COUNT_OF(raw), file);
+        for (size_t i = 0; i < got; i++) {
+            block[i] = (float)raw[i] / 32768;
+        }
+        assert_true(written + berth_resampler_room(resampler, got) < capacity);
+        written += berth_resampler_push(resampler, block, got, out + written);
+        if (got < BERTH_COUNT_OF(raw)) {
+            break;
+        }
+    }
+    for (size_t more = 1; more > 0; written += more) {
+        more = berth_resampler_flush(resampler, out + written, capacity - written);
+    }
+    fclose(file);
+    berth_resampler_destroy(resampler);
+    *count = written;
+    return out;
+}
+
+static bool have_model(const char *name)
+{
+    char path[2048];
+    (void)snprintf(path, sizeof(path), "%s/models/%s/1/decoder.onnx", source, name);
+    if (access(path, R_OK) == 0) {
+        return true;
+    }
+    print_message("skipped: no models/%s (make models)\n", name);
+    return false;
+}
+
+/* --- the scripted model --- */
+
+struct script_case {
+    double hertz; /* 0: silence */
+    double seconds;
+    const char *language;
+    const char *task;
+    const char *prompt;
+    bool plain; /* without timestamps */
+    const char *text;
+    const char *heard; /* language of the answer */
+    size_t segments;
+};
+
+static const struct script_case script_cases[] = {
+    {300, 3, NULL, NULL, NULL, false, "Guten Tag Welt", "de", 2},
+    {5000, 3, NULL, NULL, NULL, false, "Bon jour monde", "fr", 2},
+    {5000, 3, NULL, NULL, "never", false, "Bon jour monde", "fr", 2},
+    {5000, 3, "fr", NULL, NULL, true, "Bon jour monde", "fr", 1},
+    {300, 3, "German", NULL, "hum hum hum hum hum", true, "Guten Tag Welt", "de", 1},
+    {300, 3, NULL, "translate", NULL, false, "Good day world", "de", 2},
+    {300, 3, "de", "translate", NULL, true, "Good day world", "de", 1},
+    {0, 30, NULL, NULL, NULL, false, "", "en", 0},
+    {0, 30, "de", NULL, NULL, true, "", "de", 0},
+    {300, 0.05, "de", NULL, NULL, false, "Guten Tag Welt", "de", 2},
+    {300, 0, "de", NULL, NULL, false, "", "de", 0},
+    {300, 0, NULL, NULL, NULL, false, "", "", 0},
+    {300, 65, NULL, NULL, NULL, true, "Guten Tag Welt Guten Tag Welt Guten Tag Welt", "de", 3},
+};
+
+/* All cases at once on as many slots, or fewer than there are cases. */
+static void run_scripts(const char *folder, const char *slots, size_t at_once)
+{
+    static struct job jobs[BERTH_COUNT_OF(script_cases)];
+    struct rig rig;
+    rig_must(&rig, folder, slots);
+    assert_int_equal(rig.spec->run_mode, BERTH_RUN_STEPS);
+    assert_string_equal(rig.spec->task, "automatic-speech-recognition");
+    assert_true(ops->model_bytes(rig.model) > 0);
+    memset(jobs, 0, sizeof(jobs));
+    for (size_t i = 0; i < BERTH_COUNT_OF(jobs); i++) {
+        const struct script_case *c = &script_cases[i];
+        jobs[i].count = (size_t)(c->seconds * RATE);
+        jobs[i].samples = tone(c->hertz, 0.3, jobs[i].count);
+        add_text(&jobs[i], "language", c->language);
+        add_text(&jobs[i], "task", c->task);
+        add_text(&jobs[i], "prompt", c->prompt);
+        if (c->plain) {
+            add_param(&jobs[i], &without_times);
+        }
+    }
+    for (size_t first = 0; first < BERTH_COUNT_OF(jobs); first += at_once) {
+        size_t left = BERTH_COUNT_OF(jobs) - first;
+        run_jobs(&rig, jobs + first, left < at_once ? left : at_once);
+    }
+    for (size_t i = 0; i < BERTH_COUNT_OF(jobs); i++) {
+        const struct script_case *c = &script_cases[i];
+        const struct answer *answer = &jobs[i].answer;
+        if (answer->code != BERTH_OK || strcmp(answer->text, c->text) != 0 ||
+            strcmp(answer->language, c->heard) != 0 || answer->segments != c->segments) {
+            fail_msg("%s, case %zu: '%s' in '%s', %zu segments", folder, i, answer->text,
+                     answer->language, answer->segments);
+        }
+        assert_string_equal(answer->deltas, c->text);
+        assert_true(fabs(answer->seconds - c->seconds) < 1e-4);
+        berth_free((void *)(uintptr_t)jobs[i].samples);
+    }
+    rig_close(&rig);
+}
+
+static void test_scripted_own(void **state)
+{
+    run_scripts("tests/models/whisper_scripted/berth", "16", 16);
+    run_scripts("tests/models/whisper_scripted/berth", "6", 6);
+    run_scripts("tests/models/whisper_scripted/berth", "1", 1);
+}
+
+static void test_scripted_merged(void **state)
+{
+    run_scripts("tests/models/whisper_scripted", "5", 5);
+}
+
+/* A folder of links to a model's files, but for `without`. */
+static void link_folder(const char *name, const char *without, char *folder)
+{
+    char from[2048];
+    char to[4096];
+    (void)snprintf(from, sizeof(from), "%s/%s", source, name);
+    memcpy(folder, "/tmp/berth_whisper_XXXXXX", 26);
+    assert_non_null(mkdtemp(folder));
+    DIR *list = opendir(from);
+    assert_non_null(list);
+    for (struct dirent *entry = readdir(list); entry != NULL; entry = readdir(list)) {
+        char path[4096];
+        if (strchr(entry->d_name, '.') == entry->d_name || strcmp(entry->d_name, without) == 0 ||
+            strchr(entry->d_name, '.') == NULL) {
+            continue;
+        }
+        (void)snprintf(path, sizeof(path), "%s/%s", from, entry->d_name);
+        (void)snprintf(to, sizeof(to), "%s/%s", folder, entry->d_name);
+        assert_int_equal(symlink(path, to), 0);
+    }
+    closedir(list);
+}
+
+static void write_file(const char *folder, const char *name, const char *text)
+{
+    char path[4096];
+    (void)snprintf(path, sizeof(path), "%s/%s", folder, name);
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, strlen(text), file), strlen(text));
+    fclose(file);
+}
+
+static void remove_folder(const char *folder)
+{
+    char path[4096];
+    DIR *list = opendir(folder);
+    assert_non_null(list);
+    for (struct dirent *entry = readdir(list); entry != NULL; entry = readdir(list)) {
+        if (entry->d_name[0] != '.') {
+            (void)snprintf(path, sizeof(path), "%s/%s", folder, entry->d_name);
+            unlink(path);
+        }
+    }
+    closedir(list);
+    rmdir(folder);
+}
+
+/* decoder_model and decoder_with_past_model instead of the merged one. */
+static void test_scripted_pair(void **state)
+{
+    char folder[32];
+    struct rig rig;
+    struct berth_err err = {0};
+    static struct job job;
+    link_folder("tests/models/whisper_scripted", "decoder_model_merged.onnx", folder);
+    if (rig_open(&rig, folder, "2", &err) != BERTH_OK) {
+        fail_msg("%s", err.msg);
+    }
+    memset(&job, 0, sizeof(job));
+    job.count = 3 * RATE;
+    job.samples = tone(5000, 0.3, job.count);
+    add_text(&job, "prompt", "never");
+    run_jobs(&rig, &job, 1);
+    assert_string_equal(job.answer.text, "Bon jour monde");
+    assert_string_equal(job.answer.language, "fr");
+    berth_free((void *)(uintptr_t)job.samples);
+    rig_close(&rig);
+    remove_folder(folder);
+}
+
+static void test_words(void **state)
+{
+    static struct job job;
+    struct rig rig;
+    rig_must(&rig, "tests/models/whisper_scripted/berth", "2");
+    memset(&job, 0, sizeof(job));
+    job.count = 3 * RATE;
+    job.samples = tone(300, 0.3, job.count);
+    add_param(&job, &with_words);
+    run_jobs(&rig, &job, 1);
+    assert_string_equal(job.answer.word_text, " Guten| Tag| Welt|");
+    for (size_t i = 1; i < job.answer.word_count; i++) {
+        assert_true(job.answer.words[i][0] >= job.answer.words[i - 1][1]);
+    }
+    assert_true(job.answer.words[2][2] > 0.9);
+    berth_free((void *)(uintptr_t)job.samples);
+    rig_close(&rig);
+}
+
+/* --- what is refused --- */
+
+static const struct {
+    struct berth_param param;
+    enum berth_code code;
+    const char *field;
+} refusals[] = {
+    {{"language", BERTH_PARAM_STRING, {.string = "elvish"}}, BERTH_INVALID, "language"},
+    {{"language", BERTH_PARAM_STRING, {.string = "ja"}}, BERTH_UNSUPPORTED, "language"},
+    {{"task", BERTH_PARAM_STRING, {.string = "sing"}}, BERTH_INVALID, "task"},
+    {{"temperature", BERTH_PARAM_REAL, {.real = -0.1}}, BERTH_INVALID, "temperature"},
+    {{"temperature", BERTH_PARAM_REAL, {.real = 2.1}}, BERTH_INVALID, "temperature"},
+    {{"temperature", BERTH_PARAM_REAL, {.real = NAN}}, BERTH_INVALID, "temperature"},
+    {{"temperature", BERTH_PARAM_INT, {.integer = 2}}, BERTH_OK, NULL},
+    {{"beam_size", BERTH_PARAM_INT, {.integer = 5}}, BERTH_UNSUPPORTED, "beam_size"},
+    {{"beam_size", BERTH_PARAM_INT, {.integer = 1}}, BERTH_OK, NULL},
+    {{"word_timestamps", BERTH_PARAM_BOOL, {.boolean = true}}, BERTH_UNSUPPORTED,
+     "word_timestamps"},
+};
+
+static void test_refusals(void **state)
+{
+    struct rig rig;
+    float *samples = tone(300, 0.3, 800);
+    rig_must(&rig, "tests/models/whisper_scripted", "2");
+    for (size_t i = 0; i < BERTH_COUNT_OF(refusals); i++) {
+        static struct job job;
+        memset(&job, 0, sizeof(job));
+        job.samples = samples;
+        job.count = 800;
+        add_param(&job, &refusals[i].param);
+        run_jobs(&rig, &job, 1);
+        if (job.answer.code != refusals[i].code) {
+            fail_msg("case %zu: %s", i, berth_code_name(job.answer.code));
+        }
+        if (refusals[i].field != NULL) {
+            assert_string_equal(job.answer.field, refusals[i].field);
+        }
+    }
+    berth_free(samples);
+    rig_close(&rig);
+}
+
+/* A model for English only: another language, or a translation, is a typed error. */
+static void test_english_only(void **state)
+{
+    static const struct {
+        const char *name, *value;
+        enum berth_code code;
+    } cases[] = {{"language", "de", BERTH_UNSUPPORTED}, {"language", "en", BERTH_OK},
+                 {"language", "English", BERTH_OK},     {"task", "translate", BERTH_UNSUPPORTED},
+                 {"task", "transcribe", BERTH_OK},      {"language", "xx", BERTH_INVALID}};
+    char folder[32];
+    struct rig rig;
+    struct berth_err err = {0};
+    float *samples = tone(300, 0.3, 100);
+    link_folder("tests/models/whisper_scripted/berth", "generation_config.json", folder);
+    write_file(folder, "generation_config.json", "{\"is_multilingual\": false}");
+    if (rig_open(&rig, folder, "1", &err) != BERTH_OK) {
+        fail_msg("%s", err.msg);
+    }
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        static struct job job;
+        memset(&job, 0, sizeof(job));
+        job.samples = samples;
+        job.count = 100;
+        add_text(&job, cases[i].name, cases[i].value);
+        run_jobs(&rig, &job, 1);
+        assert_int_equal(job.answer.code, cases[i].code);
+        if (cases[i].code != BERTH_OK) {
+            assert_string_equal(job.answer.field, cases[i].name);
+        } else {
+            assert_string_equal(job.answer.language, "en");
+        }
+    }
+    berth_free(samples);
+    rig_close(&rig);
+    remove_folder(folder);
+}
+
+static void test_bad_folders(void **state)
+{
+    static const struct {
+        const char *file, *text; /* NULL: missing */
+        enum berth_code code;
+    } cases[] = {
+        {"decoder.onnx", NULL, BERTH_UNSUPPORTED},
+        {"encoder_0.onnx", NULL, BERTH_UNSUPPORTED},
+        {"tokenizer.json", NULL, BERTH_NOT_FOUND},
+        {"config.json", NULL, BERTH_NOT_FOUND},
+        {"decoder.onnx", "no graph", BERTH_INVALID},
+        {"encoder_0.onnx", "", BERTH_INVALID},
+        {"tokenizer.json", "{", BERTH_INVALID},
+        {"config.json", "[]", BERTH_INVALID},
+        {"config.json", "{\"model_type\":\"bert\"}", BERTH_UNSUPPORTED},
+        {"config.json", "{\"model_type\":\"whisper\",\"vocab_size\":0}", BERTH_INVALID},
+        {"generation_config.json", "{\"eos_token_id\":99999999}", BERTH_INVALID},
+        {"generation_config.json", "{\"no_timestamps_token_id\":1}", BERTH_INVALID},
+        {"generation_config.json", "{\"is_multilingual\":true,\"lang_to_id\":{}}", BERTH_INVALID},
+    };
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        char folder[32];
+        struct rig rig;
+        struct berth_err err = {0};
+        link_folder("tests/models/whisper_scripted/berth", cases[i].file, folder);
+        if (cases[i].text != NULL) {
+            write_file(folder, cases[i].file, cases[i].text);
+        }
+        enum berth_code code = rig_open(&rig, folder, "1", &err);
+        if (code != cases[i].code) {
+            fail_msg("%s '%s': %s %s", cases[i].file, cases[i].text == NULL ? "" : cases[i].text,
+                     berth_code_name(code), err.msg);
+        }
+        rig_close(&rig);
+        remove_folder(folder);
+    }
+}
+
+/* --- leaving early, and running out of memory --- */
+
+static void test_cancel(void **state)
+{
+    static struct job jobs[3];
+    static struct berth_step_result result;
+    struct rig rig;
+    struct berth_err err = {0};
+    size_t count = 40 * RATE;
+    float *samples = tone(300, 0.3, count);
+    rig_must(&rig, "tests/models/whisper_scripted/berth", "3");
+    for (size_t round = 0; round < 40; round++) { /* at every stage a row can be in */
+        memset(jobs, 0, sizeof(jobs));
+        for (size_t i = 0; i < 3; i++) {
+            jobs[i].samples = samples;
+            jobs[i].count = count;
+            add_param(&jobs[i], &with_words);
+            assert_true(job_start(&rig, &jobs[i]));
+        }
+        bool ended = false;
+        for (size_t k = 0; k < round && !ended; k++) {
+            assert_int_equal(ops->step(rig.instance, 0, &result, &err), BERTH_OK);
+            for (size_t e = 0; e < result.event_count; e++) {
+                ended = ended || result.events[e].final;
+                berth_part_destroy(result.events[e].part);
+            }
+        }
+        if (!ended) {
+            atomic_store(&jobs[0].request->cancelled, true);
+            ops->drop(rig.instance, jobs[1].slot);
+            assert_int_equal(ops->step(rig.instance, 0, &result, &err), BERTH_OK);
+            assert_int_equal(result.event_count, 1);
+            assert_true(result.events[0].final);
+            assert_int_equal(result.events[0].slot, jobs[0].slot);
+            assert_int_equal(result.events[0].err.code, BERTH_CANCELLED);
+            assert_int_equal(result.live, 1);
+        }
+        for (uint32_t slot = 0; slot < 3; slot++) {
+            ops->drop(rig.instance, slot);
+            berth_request_release(jobs[slot].request);
+        }
+        assert_int_equal(ops->step(rig.instance, 0, &result, &err), BERTH_OK);
+        assert_int_equal(result.live, 0);
+    }
+    berth_free(samples);
+    rig_close(&rig);
+}
+
+/* Loads with the nth allocation failing; whatever happens, everything is given back. */
+static bool load_short_of(uint64_t nth)
+{
+    char path[2048];
+    struct rig rig;
+    struct berth_err err = {0};
+    (void)snprintf(path, sizeof(path), "%s/tests/models/whisper_scripted/berth", source);
+    berth_mem_fail_at(nth, false);
+    enum berth_code code = rig_open(&rig, path, "2", &err);
+    berth_mem_fail_at(0, false);
+    rig_close(&rig);
+    return code == BERTH_OK;
+}
+
+/* Transcribes with the nth allocation failing: one final event, and everything is given back. */
+static bool run_short_of(struct rig *rig, uint64_t nth, const float *samples, size_t count)
+{
+    static struct berth_step_result result;
+    static struct job job;
+    struct berth_err err = {0};
+    bool good = false;
+    memset(&job, 0, sizeof(job));
+    job.samples = samples;
+    job.count = count;
+    add_param(&job, &with_words);
+    add_text(&job, "prompt", "hum hum hum hum hum hum");
+    berth_mem_fail_at(nth, false);
+    if (job_start(rig, &job)) {
+        size_t finals = 0;
+        do {
+            assert_int_equal(ops->step(rig->instance, BUDGET_NS, &result, &err), BERTH_OK);
+            for (size_t e = 0; e < result.event_count; e++) {
+                finals += result.events[e].final ? 1 : 0;
+                good = result.events[e].final && result.events[e].err.code == BERTH_OK;
+                berth_part_destroy(result.events[e].part);
+            }
+        } while (result.live > 0);
+        assert_int_equal(finals, 1);
+    }
+    berth_mem_fail_at(0, false);
+    berth_request_release(job.request);
+    return good;
+}
+
+static void test_no_memory_to_load(void **state)
+{
+    uint64_t calls = berth_mem_call_count();
+    assert_true(load_short_of(0));
+    calls = berth_mem_call_count() - calls;
+    (void)load_short_of(1); /* by now ONNX Runtime has what it keeps for the process */
+    uint64_t live = berth_mem_bytes_live();
+    for (uint64_t nth = 2; nth <= calls; nth++) {
+        (void)load_short_of(nth);
+        assert_int_equal(berth_mem_bytes_live(), live);
+    }
+    assert_true(load_short_of(0));
+}
+
+static void test_no_memory_to_run(void **state)
+{
+    size_t count = RATE;
+    float *samples = tone(300, 0.3, count);
+    struct rig rig;
+    rig_must(&rig, "tests/models/whisper_scripted/berth", "2");
+    assert_true(run_short_of(&rig, 0, samples, count));
+    uint64_t calls = berth_mem_call_count();
+    assert_true(run_short_of(&rig, 0, samples, count));
+    calls = berth_mem_call_count() - calls;
+    uint64_t live = berth_mem_bytes_live();
+    for (uint64_t nth = 1; nth <= calls; nth++) {
+        (void)run_short_of(&rig, nth, samples, count);
+        assert_int_equal(berth_mem_bytes_live(), live);
+    }
+    assert_true(run_short_of(&rig, 0, samples, count));
+    berth_free(samples);
+    rig_close(&rig);
+}
+
+/* --- batched equals solo --- */
+
+static bool same_answer(const struct answer *a, const struct answer *b)
+{
+    return a->code == b->code && strcmp(a->text, b->text) == 0 && a->segments == b->segments &&
+           a->token_count == b->token_count &&
+           memcmp(a->tokens, b->tokens, a->token_count * sizeof(a->tokens[0])) == 0 &&
+           memcmp(a->stats, b->stats, sizeof(a->stats)) == 0 &&
+           memcmp(a->times, b->times, sizeof(a->times)) == 0 &&
+           a->word_count == b->word_count &&
+           memcmp(a->words, b->words, a->word_count * sizeof(a->words[0])) == 0;
+}
+
+/* Seven neighbours: the same sound, loud, silent, long, with prompts, at a temperature. */
+static void add_neighbours(struct job *jobs, const struct job *own, float *const sounds[3])
+{
+    for (size_t i = 1; i < 8; i++) {
+        const float *sound = sounds[i % 3];
+        jobs[i].samples = sound;
+        jobs[i].count = (i == 3 ? 35 : 2 + i) * RATE;
+        if (i == 4) {
+            jobs[i].samples = own->samples;
+            jobs[i].count = own->count;
+        }
+        if (i == 5) {
+            add_text(&jobs[i], "prompt", "words that came before, more than are stepped");
+        }
+        if (i == 6) {
+            struct berth_param hot = {"temperature", BERTH_PARAM_REAL, {.real = 0.9}};
+            add_param(&jobs[i], &hot);
+        }
+    }
+}
+
+/* With words only, or first without them. */
+static void compare_company(const char *folder, const float *samples, size_t count, bool only_words)
+{
+    static struct job solo;
+    static struct job jobs[8];
+    float *const sounds[3] = {tone(440, 0.9, 35 * RATE), tone(0, 0, 35 * RATE),
+                              tone(3000, 0.05, 35 * RATE)};
+    struct rig rig;
+    rig_must(&rig, folder, "8");
+    for (int words = only_words ? 1 : 0; words < 2; words++) {
+        memset(&solo, 0, sizeof(solo));
+        solo.samples = samples;
+        solo.count = count;
+        if (words == 1) {
+            add_param(&solo, &with_words);
+        }
+        struct job again = solo;
+        run_jobs(&rig, &solo, 1);
+        assert_int_equal(solo.answer.code, BERTH_OK);
+        memset(jobs, 0, sizeof(jobs));
+        jobs[0] = again;
+        add_neighbours(jobs, &again, sounds);
+        run_jobs(&rig, jobs, 8);
+        assert_true(same_answer(&solo.answer, &jobs[0].answer));
+        if (words == 0) {
+            assert_true(same_answer(&solo.answer, &jobs[4].answer));
+        }
+        for (size_t i = 0; i < 8; i++) {
+            assert_int_equal(jobs[i].answer.code, BERTH_OK);
+        }
+    }
+    for (size_t i = 0; i < 3; i++) {
+        berth_free(sounds[i]);
+    }
+    rig_close(&rig);
+}
+
+static void test_company_scripted(void **state)
+{
+    float *samples = tone(300, 0.3, 65 * RATE);
+    compare_company("tests/models/whisper_scripted/berth", samples, 65 * RATE, false);
+    berth_free(samples);
+}
+
+static void test_company_tiny(void **state)
+{
+    static const char *const models[] = {"whisper-tiny.en", "whisper-tiny.en-fp32"};
+    size_t count = 0;
+    float *samples = speech("clone-test", &count);
+    if (samples == NULL || !have_model(models[0]) || !have_model(models[1])) {
+        berth_free(samples);
+        skip();
+    }
+    for (size_t i = 0; i < BERTH_COUNT_OF(models); i++) {
+        char folder[256];
+        (void)snprintf(folder, sizeof(folder), "models/%s/1", models[i]);
+        compare_company(folder, samples, count, true);
+    }
+    berth_free(samples);
+}
+
+/* --- tiny.en and real speech --- */
+
+static json_t *expected(const char *name)
+{
+    char path[2048];
+    json_error_t error;
+    (void)snprintf(path, sizeof(path), "%s/tests/data/expected/%s.json", source, name);
+    json_t *root = json_load_file(path, 0, &error);
+    assert_non_null(root);
+    return root;
+}
+
+static void check_tokens(const struct answer *answer, const json_t *want)
+{
+    size_t at = 0;
+    size_t index = 0;
+    const json_t *segment = NULL;
+    json_array_foreach(json_object_get(want, "segments"), index, segment)
+    {
+        const json_t *tokens = json_object_get(segment, "tokens");
+        for (size_t i = 0; i < json_array_size(tokens); i++, at++) {
+            assert_true(at < answer->token_count);
+            assert_int_equal(answer->tokens[at], json_integer_value(json_array_get(tokens, i)));
+        }
+    }
+    assert_int_equal(at, answer->token_count);
+    assert_string_equal(answer->text, json_string_value(json_object_get(want, "text")));
+    const json_t *first = json_array_get(json_object_get(want, "segments"), 0);
+    double gap = answer->stats[0] - json_real_value(json_object_get(first, "avg_logprob"));
+    double silence = answer->stats[2] - json_real_value(json_object_get(first, "no_speech_prob"));
+    print_message("tokens %zu, log probability off by %.4f, no-speech by %.5f\n", at, gap, silence);
+    assert_true(fabs(gap) < 0.002 && fabs(silence) < 0.001);
+}
+
+/* Starts and ends within 20 ms of faster-whisper's, on at least 97 % of the words. */
+static void check_words(const struct answer *answer, const json_t *want)
+{
+    const json_t *words = json_object_get(want, "words");
+    size_t near = 0;
+    size_t count = json_array_size(words);
+    char text[64];
+    const char *at = answer->word_text;
+    assert_int_equal(answer->word_count, count);
+    for (size_t i = 0; i < count; i++) {
+        const json_t *word = json_array_get(words, i);
+        size_t length = (size_t)(strchr(at, '|') - at);
+        assert_true(length < sizeof(text));
+        memcpy(text, at, length);
+        text[length] = '\0';
+        at += length + 1;
+        assert_string_equal(text, json_string_value(json_object_get(word, "word")));
+        double start = json_number_value(json_object_get(word, "start"));
+        double end = json_number_value(json_object_get(word, "end"));
+        near += fabs(answer->words[i][0] - start) < 0.0201 &&
+                        fabs(answer->words[i][1] - end) < 0.0201
+                    ? 1
+                    : 0;
+    }
+    print_message("words within 20 ms: %zu of %zu\n", near, count);
+    assert_true(near * 100 >= count * 97);
+}
+
+static void test_tiny_fp32(void **state)
+{
+    static const struct {
+        const char *recording, *expected;
+        bool plain, words;
+    } cases[] = {{"two_cities", "two_cities.ts.float32", false, false},
+                 {"two_cities", "two_cities.ts.float32", false, true},
+                 {"two_cities", "two_cities.nots.float32", true, false},
+                 {"clone-test", "clone-test.ts.float32", false, true}};
+    static struct job jobs[BERTH_COUNT_OF(cases)];
+    struct rig rig;
+    if (!have_model("whisper-tiny.en-fp32")) {
+        skip();
+    }
+    rig_must(&rig, "models/whisper-tiny.en-fp32/1", "8");
+    memset(jobs, 0, sizeof(jobs));
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        jobs[i].samples = speech(cases[i].recording, &jobs[i].count);
+        assert_non_null(jobs[i].samples);
+        if (cases[i].plain) {
+            add_param(&jobs[i], &without_times);
+        }
+        if (cases[i].words) {
+            add_param(&jobs[i], &with_words);
+        }
+    }
+    run_jobs(&rig, jobs, BERTH_COUNT_OF(cases));
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        json_t *want = expected(cases[i].expected);
+        if (cases[i].words) {
+            check_words(&jobs[i].answer, want);
+        } else {
+            check_tokens(&jobs[i].answer, want);
+        }
+        json_decref(want);
+        berth_free((void *)(uintptr_t)jobs[i].samples);
+    }
+    rig_close(&rig);
+}
+
+/* Small letters and digits of one word; returns its length, 0 at the end. */
+static size_t next_word(const char **at, char *out, size_t bytes)
+{
+    size_t length = 0;
+    while (**at != '\0') {
+        char c = *(*at)++;
+        c = c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
+        if ((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '\'') {
+            assert_true(length + 1 < bytes);
+            out[length++] = c;
+        } else if (length > 0) {
+            break;
+        }
+    }
+    out[length] = '\0';
+    return length;
+}
+
+/* Levenshtein's distance in words, without case and punctuation; *count of the words wanted. */
+static size_t word_edits(const char *got, const char *want, size_t *count)
+{
+    static char words[512][32];
+    static size_t row[513];
+    size_t got_count = 0;
+    char word[32];
+    while (next_word(&got, words[got_count], sizeof(words[0])) > 0) {
+        assert_true(got_count + 1 < BERTH_COUNT_OF(words));
+        got_count++;
+    }
+    for (size_t j = 0; j <= got_count; j++) {
+        row[j] = j;
+    }
+    for (*count = 0; next_word(&want, word, sizeof(word)) > 0;) {
+        size_t corner = row[0];
+        row[0] = ++*count;
+        for (size_t j = 1; j <= got_count; j++) {
+            size_t swap = corner + (strcmp(words[j - 1], word) != 0 ? 1 : 0);
+            corner = row[j];
+            size_t best = row[j] + 1 < row[j - 1] + 1 ? row[j] + 1 : row[j - 1] + 1;
+            row[j] = swap < best ? swap : best;
+        }
+    }
+    return row[got_count];
+}
+
+static void test_tiny_int8(void **state)
+{
+    static struct job job;
+    struct rig rig;
+    size_t count = 0;
+    if (!have_model("whisper-tiny.en")) {
+        skip();
+    }
+    rig_must(&rig, "models/whisper-tiny.en/1", "1");
+    memset(&job, 0, sizeof(job));
+    job.samples = speech("two_cities", &job.count);
+    assert_non_null(job.samples);
+    run_jobs(&rig, &job, 1);
+    json_t *want = expected("two_cities.ts.float32");
+    size_t edits = word_edits(job.answer.text,
+                              json_string_value(json_object_get(want, "text")), &count);
+    print_message("int8: %zu word errors of %zu\n", edits, count);
+    assert_true(edits * 100 <= count * 2);
+    json_decref(want);
+    berth_free((void *)(uintptr_t)job.samples);
+    rig_close(&rig);
+}
+
+/* Silence and rubbish through the real model: an answer with no text. */
+static void test_tiny_silence(void **state)
+{
+    static struct job jobs[3];
+    struct rig rig;
+    float *rubbish = tone(0, 0, 3 * RATE);
+    if (!have_model("whisper-tiny.en")) {
+        berth_free(rubbish);
+        skip();
+    }
+    rig_must(&rig, "models/whisper-tiny.en/1", "4");
+    memset(jobs, 0, sizeof(jobs));
+    for (size_t i = 0; i < 3 * RATE; i += 3) {
+        rubbish[i] = i % 2 == 0 ? NAN : -INFINITY;
+    }
+    jobs[0] = (struct job){.samples = rubbish, .count = 3 * RATE};
+    jobs[1] = (struct job){.samples = rubbish, .count = RATE / 20};
+    jobs[2] = (struct job){.samples = rubbish, .count = 0};
+    add_param(&jobs[0], &with_words);
+    run_jobs(&rig, jobs, 3);
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(jobs[i].answer.code, BERTH_OK);
+        assert_string_equal(jobs[i].answer.text, "");
+        assert_int_equal(jobs[i].answer.segments, 0);
+        assert_int_equal(jobs[i].answer.parts, 1);
+    }
+    berth_free(rubbish);
+    rig_close(&rig);
+}
+
+static int set_up(void **state)
+{
+    struct berth_err err = {0};
+    struct berth_slabs_options options = {.bytes_budget = 1 << 28};
+    const char *root = getenv("BERTH_SOURCE");
+    (void)snprintf(source, sizeof(source), "%s", root == NULL ? "." : root);
+    if (berth_slabs_create(&options, &slabs, &err) != BERTH_OK) {
+        return -1;
+    }
+    struct berth_engine_env env = {.slabs = slabs, .threads = 2};
+    return ops->start(&env, &err) == BERTH_OK ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+    struct berth_slabs_stats stats;
+    ops->finish();
+    berth_slabs_stats(slabs, &stats);
+    berth_slabs_destroy(slabs);
+    return stats.bytes_out == 0 ? 0 : -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_scripted_own),     cmocka_unit_test(test_scripted_merged),
+        cmocka_unit_test(test_scripted_pair),    cmocka_unit_test(test_words),
+        cmocka_unit_test(test_refusals),         cmocka_unit_test(test_english_only),
+        cmocka_unit_test(test_bad_folders),      cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_no_memory_to_load),
+        cmocka_unit_test(test_no_memory_to_run), cmocka_unit_test(test_company_scripted),
+        cmocka_unit_test(test_company_tiny),     cmocka_unit_test(test_tiny_fp32),
+        cmocka_unit_test(test_tiny_int8),        cmocka_unit_test(test_tiny_silence),
+    };
+    return cmocka_run_group_tests(tests, set_up, tear_down);
+}
