@@ -1,16 +1,16 @@
 /* rules.c - masks, and sums over a vocabulary of 50,000.
  *
- * This runs for every row at every step, so exp is a polynomial that compilers vectorise (relative
- * error 2e-7), added up in lanes; 50,000 values cost about 50 us instead of 300.
+ * This runs for every row at every step, so exp is a polynomial that compilers vectorise, added up in
+ * lanes: 0.1 ms a row instead of 0.5.
  */
 #include "engine/whisper/rules.h"
 
 #include <math.h>
-#include <string.h>
+
+#include "engine/whisper/exp_fast.h"
 
 #define LANES 8
 #define BLOCK 512
-#define EXP_MIN (-80.0F) /* below, exp counts as 0 */
 
 static void forbid(float *logits, size_t first, size_t end);
 static void forbid_list(float *logits, const int32_t *ids, size_t count);
@@ -120,28 +120,6 @@ static void mask_times(const struct berth_rules *rules, float *logits)
     }
 }
 
-/* exp(x) for x <= 0: 2^n * exp(r), r within half of ln 2. */
-static inline float exp_negative(float x)
-{
-    const float magic = 12582912.0F; /* 1.5 * 2^23: adding it rounds to an integer */
-    float kept = x > EXP_MIN ? x : EXP_MIN;
-    float shifted = kept * 1.44269504F + magic;
-    float n = shifted - magic;
-    float r = (kept - n * 0.693359375F) + n * 2.12194440e-4F;
-    float p = 1.9875691500e-4F;
-    p = p * r + 1.3981999507e-3F;
-    p = p * r + 8.3334519073e-3F;
-    p = p * r + 4.1665795894e-2F;
-    p = p * r + 1.6666665459e-1F;
-    p = p * r + 5.0000001201e-1F;
-    p = p * r * r + r + 1.0F;
-    int32_t bits = 0;
-    float scale = 0;
-    bits = ((int32_t)n + 127) * (1 << 23);
-    memcpy(&scale, &bits, sizeof(scale));
-    return x > EXP_MIN ? p * scale : 0.0F;
-}
-
 static float range_max(const float *logits, size_t count)
 {
     float lanes[LANES];
@@ -172,7 +150,7 @@ static double range_sum(const float *logits, size_t count, float peak)
         float lanes[LANES] = {0};
         size_t block = count - at < BLOCK ? count - at : BLOCK;
         for (size_t i = 0; i < block; i++) {
-            values[i] = exp_negative(logits[at + i] - peak);
+            values[i] = berth_exp_fast(logits[at + i] - peak);
         }
         size_t whole = block - block % LANES;
         for (size_t i = 0; i < whole; i += LANES) {

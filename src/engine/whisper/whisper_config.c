@@ -262,10 +262,15 @@ static void read_languages(const struct source *source, struct berth_whisper_con
     }
 }
 
+struct id_list {
+    const int32_t *ids;
+    size_t count;
+};
+
 /* The list under key, and after it `extra`, without what is not an id of the vocabulary. */
 static enum berth_code read_list(const struct source *source, const char *key,
                                  struct berth_whisper_config *out, const int32_t *extra,
-                                 const int32_t **list, size_t *list_count)
+                                 struct id_list *list)
 {
     const json_t *array = find(source, key);
     size_t count = json_array_size(array);
@@ -276,20 +281,19 @@ static enum berth_code read_list(const struct source *source, const char *key,
     if (ids == NULL) {
         return BERTH_UNAVAILABLE;
     }
-    size_t kept = 0;
+    list->ids = ids;
+    list->count = 0;
     for (size_t i = 0; i < count; i++) {
         json_int_t id = json_integer_value(json_array_get(array, i));
         if (json_is_integer(json_array_get(array, i)) && id >= 0 && id < (json_int_t)out->vocab) {
-            ids[kept++] = (int32_t)id;
+            ids[list->count++] = (int32_t)id;
         }
     }
     for (size_t i = 0; extra != NULL && i < EXTRA_MAX; i++) {
         if (extra[i] >= 0 && (uint32_t)extra[i] < out->vocab) {
-            ids[kept++] = extra[i];
+            ids[list->count++] = extra[i];
         }
     }
-    *list = ids;
-    *list_count = kept;
     return BERTH_OK;
 }
 
@@ -299,15 +303,19 @@ static enum berth_code read_sets(const struct source *source, struct berth_whisp
     const int32_t extra[EXTRA_MAX] = {
         out->sot, out->previous, out->no_speech, out->transcribe, out->translate,
         berth_tokens_special(source->tokens, "<|startoflm|>")};
-    enum berth_code code = read_list(source, "suppress_tokens", out, extra, &out->suppressed,
-                                     &out->suppressed_count);
+    struct id_list always = {0};
+    struct id_list first = {0};
+    enum berth_code code = read_list(source, "suppress_tokens", out, extra, &always);
     if (code == BERTH_OK) {
-        code = read_list(source, "begin_suppress_tokens", out, NULL, &out->suppressed_first,
-                         &out->suppressed_first_count);
+        code = read_list(source, "begin_suppress_tokens", out, NULL, &first);
     }
     if (code != BERTH_OK) {
         return berth_fail(err, code, "%s: the token sets are too long, or there is no memory",
                           source->folder);
     }
+    out->suppressed = always.ids;
+    out->suppressed_count = always.count;
+    out->suppressed_first = first.ids;
+    out->suppressed_first_count = first.count;
     return BERTH_OK;
 }
