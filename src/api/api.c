@@ -207,9 +207,12 @@ enum berth_code berth_call_open_request(struct berth_call *call,
     request->on_part = on_part;
     request->owner = call;
     /* The request may outlive the call, so it holds the model itself. */
+    if (berth_arena_at_finish(&request->arena, (void (*)(void *))berth_model_release,
+                              call->model) != BERTH_OK) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
+    }
     berth_model_retain(call->model);
-    return berth_arena_at_finish(&request->arena, (void (*)(void *))berth_model_release,
-                                 call->model);
+    return BERTH_OK;
 }
 
 enum berth_code berth_call_submit(struct berth_call *call, struct berth_err *err)

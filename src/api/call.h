@@ -98,9 +98,6 @@ void berth_openai_error_body(const struct berth_err *err, struct berth_buf *out)
 void berth_kserve_error_body(const struct berth_err *err, struct berth_buf *out);
 /* The status of an error in KServe's API: Triton's, or the honest one. */
 int berth_kserve_status(const struct berth_api *api, const struct berth_err *err);
-/* The field of an error in a request that Triton's front end could not parse (it says 500). */
-extern const char berth_kserve_unparsed[];
-
 /* Route tables, each ended by a NULL method. */
 extern const struct berth_route berth_openai_routes[];
 extern const struct berth_route berth_kserve_routes[];
