@@ -13,25 +13,29 @@ struct command {
     const char *name;
     enum berth_command id;
     const char *arguments;
+    bool takes_arguments; /* beside options */
     const char *help;
     int (*run)(const struct berth_config *config);
 };
 
 static const struct command commands[] = {
-    {"serve", BERTH_CMD_SERVE, "--models DIR [--listen ADDR:PORT]", "serve models over HTTP",
-     berth_cli_serve},
-    {"transcribe", BERTH_CMD_TRANSCRIBE, "FILE...", "say what was said in audio files",
+    {"serve", BERTH_CMD_SERVE, "--models DIR [--listen ADDR:PORT]", false,
+     "serve models over HTTP", berth_cli_serve},
+    {"transcribe", BERTH_CMD_TRANSCRIBE, "FILE...", true, "say what was said in audio files",
      berth_cli_transcribe},
-    {"models", BERTH_CMD_MODELS, "--models DIR | --server URL",
+    {"models", BERTH_CMD_MODELS, "--models DIR | --server URL", false,
      "list models, their states and bytes", berth_cli_models},
-    {"doctor", BERTH_CMD_DOCTOR, "", "say what this machine has and lacks", berth_cli_doctor},
-    {"bench", BERTH_CMD_BENCH, "transcribe|infer", "load a server and measure its answers",
+    {"doctor", BERTH_CMD_DOCTOR, "", false, "say what this machine has and lacks",
+     berth_cli_doctor},
+    {"bench", BERTH_CMD_BENCH, "transcribe|infer", true, "load a server and measure its answers",
      berth_cli_bench},
 };
 
 static int usage(FILE *out);
 static int help(const struct command *command);
 static bool wants_help(int argc, char **argv);
+static enum berth_code read_options(const struct command *command, int argc, char **argv,
+                                    struct berth_config *config, struct berth_err *err);
 
 int main(int argc, char **argv)
 {
@@ -60,8 +64,7 @@ int main(int argc, char **argv)
         struct berth_config config = {0};
         struct berth_err err = {0};
         int status = 2;
-        if (berth_config_parse(&config, commands[i].id, argc - 2, argv + 2, &err) == BERTH_OK &&
-            berth_log_parse_level(config.log_level, &err) == BERTH_OK) {
+        if (read_options(&commands[i], argc - 2, argv + 2, &config, &err) == BERTH_OK) {
             status = commands[i].run(&config);
         } else {
             berth_cli_fail(&err);
@@ -100,4 +103,15 @@ static bool wants_help(int argc, char **argv)
         }
     }
     return false;
+}
+
+static enum berth_code read_options(const struct command *command, int argc, char **argv,
+                                    struct berth_config *config, struct berth_err *err)
+{
+    BERTH_TRY(berth_config_parse(config, command->id, argc, argv, err));
+    if (config->arguments.count > 0 && !command->takes_arguments) {
+        return berth_fail(err, BERTH_INVALID, "berth %s takes options only, not '%.60s'",
+                          command->name, config->arguments.items[0]);
+    }
+    return berth_log_parse_level(config->log_level, err);
 }

@@ -32,7 +32,7 @@ enum berth_command {
     X(LIST, listen, "listen", BERTH_CMD_SERVE, "127.0.0.1:8000", 0, 0,                             \
       "ADDR:PORT to serve on; may be given several times; port 0 takes a free one")                \
     X(FLAG, triton_ports, "triton-ports", BERTH_CMD_SERVE, "false", 0, 0,                          \
-      "serve metrics on port 8002 of the first address too, as Triton does")                       \
+      "listen on port 8002 of the first address too, where Triton has its metrics")                \
     X(STRING, model_control_mode, "model-control-mode", BERTH_CMD_SERVE, "demand", 0, 0,           \
       "none (load all at start), poll, explicit (by API), demand (load on first request)")         \
     X(LIST, load_model, "load-model", BERTH_CMD_SERVE, "", 0, 0,                                   \

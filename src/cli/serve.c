@@ -20,6 +20,8 @@
 #include "cli/stack.h"
 #include "net/http.h"
 
+#define ADDRESS_MAX 300
+#define METRICS_PORT "8002" /* Triton's */
 #define EXCHANGES_POLL_MS 10
 #define LAST_ANSWERS_MS 500
 
@@ -27,11 +29,17 @@ struct server {
     struct berth_stack stack;
     struct berth_api *api;
     struct berth_http *http;
+    const char **listen; /* owned; --listen, and what --triton-ports adds */
+    size_t listen_count;
+    char metrics_address[ADDRESS_MAX];
     int signals;
 };
 
 static enum berth_code start(const struct berth_config *config, struct server *server,
                              struct berth_err *err);
+static enum berth_code check_options(const struct berth_config *config, struct berth_err *err);
+static enum berth_code name_addresses(const struct berth_config *config, struct server *server,
+                                      struct berth_err *err);
 static enum berth_code start_http(const struct berth_config *config, struct server *server,
                                   struct berth_err *err);
 static void finish(struct server *server);
@@ -73,14 +81,8 @@ static enum berth_code start(const struct berth_config *config, struct server *s
     if (server->signals < 0) {
         return berth_fail(err, BERTH_INTERNAL, "cannot watch for signals");
     }
-    if (config->models == NULL || config->models[0] == '\0') {
-        return berth_fail(err, BERTH_INVALID, "--models must name the model repository");
-    }
-    bool typed = strcmp(config->errors, "typed") == 0;
-    if (!typed && strcmp(config->errors, "triton") != 0) {
-        return berth_fail(err, BERTH_INVALID, "--errors '%s' is not triton or typed",
-                          config->errors);
-    }
+    BERTH_TRY(check_options(config, err));
+    BERTH_TRY(name_addresses(config, server, err));
     BERTH_TRY(berth_stack_start(config, &server->stack, err));
     struct berth_api_options options = {
         .catalog = server->stack.catalog,
@@ -88,7 +90,7 @@ static enum berth_code start(const struct berth_config *config, struct server *s
         .media = server->stack.media,
         .slabs = server->stack.slabs,
         .keys_file = config->keys_file,
-        .typed_errors = typed,
+        .typed_errors = strcmp(config->errors, "typed") == 0,
         .demand = strcmp(config->model_control_mode, "demand") == 0,
         .body_bytes_max = config->http_body_bytes_max,
         .json_bytes_max = config->json_bytes_max,
@@ -96,6 +98,45 @@ static enum berth_code start(const struct berth_config *config, struct server *s
     };
     BERTH_TRY(berth_api_create(&options, &server->api, err));
     return start_http(config, server, err);
+}
+
+static enum berth_code check_options(const struct berth_config *config, struct berth_err *err)
+{
+    if (config->models[0] == '\0') {
+        return berth_fail(err, BERTH_INVALID, "--models must name the model repository");
+    }
+    if (strcmp(config->errors, "typed") != 0 && strcmp(config->errors, "triton") != 0) {
+        return berth_fail(err, BERTH_INVALID, "--errors '%s' is not triton or typed",
+                          config->errors);
+    }
+    if (config->tls_key[0] != '\0' && config->tls_cert[0] == '\0') {
+        return berth_fail(err, BERTH_INVALID, "--tls-key without --tls-cert encrypts nothing");
+    }
+    return BERTH_OK;
+}
+
+static enum berth_code name_addresses(const struct berth_config *config, struct server *server,
+                                      struct berth_err *err)
+{
+    size_t count = config->listen.count;
+    if (count == 0) {
+        return berth_fail(err, BERTH_INVALID, "--listen names no address");
+    }
+    server->listen = berth_alloc((count + 1) * sizeof(*server->listen));
+    if (server->listen == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the addresses");
+    }
+    memcpy(server->listen, config->listen.items, count * sizeof(*server->listen));
+    server->listen_count = count;
+    if (config->triton_ports) {
+        const char *first = config->listen.items[0];
+        const char *colon = strrchr(first, ':');
+        size_t host = colon == NULL ? strlen(first) : (size_t)(colon - first);
+        snprintf(server->metrics_address, ADDRESS_MAX, "%.*s:" METRICS_PORT,
+                 (int)(host < ADDRESS_MAX ? host : ADDRESS_MAX), first);
+        server->listen[server->listen_count++] = server->metrics_address;
+    }
+    return BERTH_OK;
 }
 
 static enum berth_code start_http(const struct berth_config *config, struct server *server,
@@ -107,8 +148,8 @@ static enum berth_code start_http(const struct berth_config *config, struct serv
         threads = cores < 4 ? 1 : cores > 16 ? 8 : (uint32_t)cores / 2;
     }
     struct berth_http_options options = {
-        .listen = config->listen.items,
-        .listen_count = config->listen.count,
+        .listen = server->listen,
+        .listen_count = server->listen_count,
         .tls_cert = config->tls_cert,
         .tls_key = config->tls_key,
         .threads = threads,
@@ -141,6 +182,7 @@ static void finish(struct server *server)
     berth_http_destroy(server->http);
     berth_stack_finish(&server->stack);
     berth_api_destroy(server->api);
+    berth_free(server->listen);
     if (server->signals >= 0) {
         close(server->signals);
     }
@@ -201,10 +243,10 @@ static void end_now(void)
 
 static void say_hello(const struct berth_config *config, struct server *server)
 {
-    bool tls = config->tls_cert != NULL && config->tls_cert[0] != '\0';
-    bool keys = config->keys_file != NULL && config->keys_file[0] != '\0';
-    for (size_t i = 0; i < config->listen.count; i++) {
-        const char *address = config->listen.items[i];
+    bool tls = config->tls_cert[0] != '\0';
+    bool keys = config->keys_file[0] != '\0';
+    for (size_t i = 0; i < server->listen_count; i++) {
+        const char *address = server->listen[i];
         const char *colon = strrchr(address, ':');
         int host = colon == NULL ? (int)strlen(address) : (int)(colon - address);
         printf("berth serves on %s://%.*s:%u\n", tls ? "https" : "http", host, address,

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import urllib.request
 
 import pytest
 
@@ -27,10 +28,27 @@ def test_help_names_every_command():
     (["transcribe"], "no file"), (["transcribe", "--format", "yaml", "x"], "yaml"),
     (["serve", "--models", ".", "--queue-max", "0"], "queue-max"),
     (["serve", "--models", ".", "--listen", "nowhere"], "nowhere"),
+    (["serve", "models"], "'models'"), (["doctor", "now"], "'now'"),
+    (["serve", "--models", ".", "--tls-key", "key.pem"], "--tls-cert"),
+    (["serve", "--models", ".", "--errors", "some"], "some"),
 ])
 def test_mistakes_are_told(arguments, says):
     result = berth(*arguments, check=False)
     assert result.returncode != 0 and says in result.stderr, result.stderr
+
+
+def test_triton_ports(null_models):
+    process = subprocess.Popen([BERTH, "serve", "--models", null_models, "--listen", "127.0.0.82:0", "--triton-ports"],
+                               stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert "127.0.0.82:" in process.stdout.readline()
+        assert process.stdout.readline() == "berth serves on http://127.0.0.82:8002\n"
+        with urllib.request.urlopen("http://127.0.0.82:8002/metrics", timeout=10) as answer:
+            assert b"nv_inference_count" in answer.read()
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
+        process.stdout.close()
 
 
 def test_doctor():
