@@ -8,6 +8,7 @@
 #include "net/conn.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -189,8 +190,13 @@ void berth_answer_error(struct berth_exchange *exchange, int status, const struc
 {
     const struct berth_http_handler *handler = &exchange->conn->loop->http->options.handler;
     struct berth_buf text = {0};
-    struct berth_http_header retry = {.name = "Retry-After", .value = "1"};
-    struct berth_http_answer answer = {.status = status, .text = &text, .close = true};
+    char seconds[16];
+    struct berth_http_header headers[] = {
+        {"x-should-retry", err->retry_after_ms != 0 ? "true" : "false"},
+        {"Retry-After", seconds},
+    };
+    struct berth_http_answer answer = {
+        .status = status, .headers = headers, .header_count = 1, .text = &text, .close = true};
     if (handler->error_body != NULL) {
         answer.content_type = handler->error_body(handler->subject, exchange, err, &text);
     } else {
@@ -203,8 +209,8 @@ void berth_answer_error(struct berth_exchange *exchange, int status, const struc
         answer.content_type = NULL;
     }
     if (err->retry_after_ms != 0) {
-        answer.headers = &retry;
-        answer.header_count = 1;
+        snprintf(seconds, sizeof(seconds), "%u", (err->retry_after_ms + 999) / 1000);
+        answer.header_count = 2;
     }
     berth_http_answer(exchange, &answer);
     berth_buf_finish(&text);

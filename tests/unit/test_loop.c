@@ -497,6 +497,7 @@ static void test_admit_timeout(void **state)
     struct reply reply = client_read(fd, true);
     assert_int_equal(reply.status, 503);
     assert_non_null(strstr(reply.head, "\r\nRetry-After: 1\r\n"));
+    assert_non_null(strstr(reply.head, "\r\nx-should-retry: true\r\n"));
     free(reply.body);
     close(fd);
     fd = client_connect(&script); /* grows into the limit */
