@@ -69,7 +69,7 @@ static void release_part(void *part)
     berth_part_destroy(part);
 }
 
-/* Is this output wanted, and in which form? The order is the request's, else the model's. */
+/* Is this output wanted, and in which form? */
 static bool output_binary(const struct berth_call *call, const char *name, bool *binary)
 {
     const struct berth_kserve_form *form = call->state;
@@ -91,6 +91,7 @@ static void answer_part(struct berth_call *call, struct berth_part *part)
 {
     struct berth_request *request = call->request;
     struct berth_buf text = {0};
+    struct berth_err err = {0};
     struct berth_range ranges[BERTH_KSERVE_IO_MAX];
     size_t range_count = 0;
     size_t written = 0;
@@ -105,11 +106,18 @@ static void answer_part(struct berth_call *call, struct berth_part *part)
     berth_buf_json_string(&text, call->model->name, strlen(call->model->name));
     berth_buf_printf(&text, ",\"model_version\":\"%llu\",\"outputs\":[",
                      (unsigned long long)call->model->version);
-    for (size_t i = 0; i < part->tensor_count && i < BERTH_KSERVE_IO_MAX; i++) {
+    if (part->tensor_count > BERTH_KSERVE_IO_MAX) {
+        berth_fail(&err, BERTH_UNSUPPORTED, "the model has more than %d outputs",
+                   BERTH_KSERVE_IO_MAX);
+    }
+    for (size_t i = 0; err.code == BERTH_OK && i < part->tensor_count; i++) {
         const struct berth_tensor *tensor = &part->tensors[i];
         bool binary = false;
         if (!output_binary(call, tensor->name, &binary)) {
             continue;
+        }
+        if (!binary && berth_kserve_check_json(tensor, request->slabs, &err) != BERTH_OK) {
+            break;
         }
         berth_buf_puts(&text, written++ == 0 ? "" : ",");
         berth_kserve_put_tensor(&text, tensor, request->slabs, binary);
@@ -119,9 +127,10 @@ static void answer_part(struct berth_call *call, struct berth_part *part)
         }
     }
     berth_buf_puts(&text, "]}");
-    if (!berth_buf_ok(&text)) {
-        struct berth_err err = {0};
+    if (err.code == BERTH_OK && !berth_buf_ok(&text)) {
         berth_fail(&err, BERTH_UNAVAILABLE, "no memory for the answer");
+    }
+    if (err.code != BERTH_OK) {
         berth_buf_finish(&text);
         berth_call_fail(call, &err);
         berth_part_destroy(part);

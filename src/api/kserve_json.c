@@ -39,6 +39,33 @@ enum berth_code berth_kserve_read_data(json_t *items, enum berth_dtype dtype, st
     return read_level(&reader, items, 0, err);
 }
 
+enum berth_code berth_kserve_check_json(const struct berth_tensor *tensor,
+                                        struct berth_slabs *slabs, struct berth_err *err)
+{
+    if (tensor->dtype == BERTH_DTYPE_FP16 || tensor->dtype == BERTH_DTYPE_BF16) {
+        return berth_fail_field(err, BERTH_INVALID, "outputs",
+                                "sending %s data via JSON is not supported. Please use the binary "
+                                "data format for output %s",
+                                berth_dtype_name(tensor->dtype), tensor->name);
+    }
+    if (tensor->dtype != BERTH_DTYPE_BYTES) {
+        return BERTH_OK;
+    }
+    const unsigned char *at = berth_slabs_pointer(slabs, &tensor->range);
+    const unsigned char *end = at == NULL ? NULL : at + tensor->range.length;
+    const char *string;
+    uint32_t length;
+    while (berth_bytes_next(&at, end, &string, &length)) {
+        if (berth_utf8_valid_length(string, length) != length) {
+            return berth_fail_field(err, BERTH_INVALID, "outputs",
+                                    "output %s is not UTF-8 text. Please use the binary data "
+                                    "format for it",
+                                    tensor->name);
+        }
+    }
+    return BERTH_OK;
+}
+
 void berth_kserve_put_tensor(struct berth_buf *out, const struct berth_tensor *tensor,
                              struct berth_slabs *slabs, bool binary)
 {
@@ -242,7 +269,7 @@ static void put_element(struct berth_buf *out, enum berth_dtype dtype, const uns
         memcpy(&real, at, sizeof(real));
         berth_kserve_put_double(out, real);
         break;
-    default: berth_buf_puts(out, "null"); break; /* FP16, BF16: only in binary form */
+    default: BERTH_ASSERT(false); break; /* berth_kserve_check_json lets no other through */
     }
 }
 

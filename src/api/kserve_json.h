@@ -14,7 +14,12 @@
 /* Reads "data", flat or nested, into the bytes of a tensor of that type. */
 enum berth_code berth_kserve_read_data(json_t *items, enum berth_dtype dtype, struct berth_buf *out,
                                        size_t *count, struct berth_err *err) BERTH_MUST_USE;
-/* One member of "outputs". */
+/* Can it be told in JSON? FP16 and BF16 have no form there, and strings must be UTF-8. INVALID
+ * names the output. */
+enum berth_code berth_kserve_check_json(const struct berth_tensor *tensor,
+                                        struct berth_slabs *slabs,
+                                        struct berth_err *err) BERTH_MUST_USE;
+/* One member of "outputs"; not binary: berth_kserve_check_json said OK. */
 void berth_kserve_put_tensor(struct berth_buf *out, const struct berth_tensor *tensor,
                              struct berth_slabs *slabs, bool binary);
 /* A double as Triton prints it: the shortest digits that read back the same. */
