@@ -283,6 +283,7 @@ static void put_hist(struct berth_buf *out, const char *name, const char *labels
         name, berth_buf_text(&of), count, name, berth_buf_text(&of),
         (double)atomic_load_explicit(&hist->sum, memory_order_relaxed) / 1e6, name,
         berth_buf_text(&of), count);
+    out->failed = out->failed || of.failed;
     berth_buf_finish(&of);
 }
 

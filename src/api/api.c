@@ -37,6 +37,7 @@ static enum berth_code judge_head(struct berth_call *call, struct berth_err *err
 static const char *server_timing(struct berth_call *call);
 static const char *residency_of(const struct berth_call *call);
 static void drop_request(struct berth_call *call);
+static void release_model(void *model);
 
 enum berth_code berth_api_create(const struct berth_api_options *options, struct berth_api **out,
                                  struct berth_err *err)
@@ -207,8 +208,7 @@ enum berth_code berth_call_open_request(struct berth_call *call,
     request->on_part = on_part;
     request->owner = call;
     /* The request may outlive the call, so it holds the model itself. */
-    if (berth_arena_at_finish(&request->arena, (void (*)(void *))berth_model_release,
-                              call->model) != BERTH_OK) {
+    if (berth_arena_at_finish(&request->arena, release_model, call->model) != BERTH_OK) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
     }
     berth_model_retain(call->model);
@@ -399,10 +399,12 @@ static enum berth_code find_route(struct berth_call *call, struct berth_err *err
         return berth_fail(err, BERTH_NOT_FOUND, "Not Found");
     }
     struct berth_buf text = {0};
-    berth_buf_puts(&text, "{\"error\":\"Method Not Allowed\"}");
+    struct berth_err wrong = {0};
+    berth_fail(&wrong, BERTH_INVALID, "Method Not Allowed");
+    const char *type = error_body(call->api, call->exchange, &wrong, &text);
     berth_call_answer(call, &(struct berth_http_answer){.status = 405,
                                                         .reason = "Not Allowed",
-                                                        .content_type = "application/json",
+                                                        .content_type = type,
                                                         .text = &text});
     return BERTH_OK;
 }
@@ -489,4 +491,9 @@ static void drop_request(struct berth_call *call)
         berth_request_release(call->request);
         call->request = NULL;
     }
+}
+
+static void release_model(void *model)
+{
+    berth_model_release(model);
 }

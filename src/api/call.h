@@ -1,8 +1,9 @@
 /* call.h - one exchange on its way through a route; private to api/.
  *
- * A call outlives its exchange while something it started (a media job, an admin operation, a
- * request) is still on its way back: `pins` counts those and the exchange itself. All of it happens
- * on one thread, so the count is a plain one.
+ * A call outlives its exchange while something it started (a media job, an admin operation) is still
+ * on its way back: `pins` counts those and the exchange itself. A request's parts need no call: its
+ * `owner` is NULL once the call is gone. All of it happens on one thread, so the count is a plain
+ * one.
  */
 #ifndef BERTH_CALL_H
 #define BERTH_CALL_H

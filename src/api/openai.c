@@ -4,9 +4,6 @@
  * complete, so that an unknown model or a bad format ends an upload before its file has come, if
  * the fields come first. The file is never copied: the decoder gets its place in the body.
  */
-#include <errno.h>
-#include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,7 +179,6 @@ static enum berth_code judge_temperature(struct speech *speech, const char *valu
                                          struct berth_err *err)
 {
     char *stop = NULL;
-    errno = 0;
     speech->temperature = strtod(value, &stop);
     if (stop == value || *stop != '\0' || !(speech->temperature >= 0 && speech->temperature <= 1)) {
         return berth_fail_field(err, BERTH_INVALID, "temperature",
@@ -438,6 +434,10 @@ static void stream_part(struct berth_call *call, struct berth_part *part)
     berth_http_stream_chunk(call->exchange, &text);
     if (part->final || err.code != BERTH_OK) {
         berth_http_stream_end(call->exchange);
+    }
+    if (!part->final && err.code != BERTH_OK) { /* nobody waits for the rest */
+        atomic_store(&call->request->cancelled, true);
+        berth_sched_cancel(call->api->options.sched, call->request);
     }
 }
 
