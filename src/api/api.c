@@ -464,7 +464,8 @@ static const char *server_timing(struct berth_call *call)
     static const char *const names[] = {"receive", "decode", "queue", "load", "run"};
     const struct berth_stamps *stamps = &request->stamps;
     uint64_t stages[] = {stamps->t_received_ns, stamps->t_decoded_ns, stamps->t_queued_ns,
-                         stamps->t_loaded_ns,   stamps->t_started_ns, stamps->t_done_ns};
+                         stamps->t_loaded_ns,   stamps->t_started_ns,
+                         call->finished ? stamps->t_done_ns : 0};
     uint64_t from[] = {head, stages[0], stages[3], stages[2], stages[4]};
     uint64_t to[] = {stages[0], stages[1], stages[4], stages[3], stages[5]};
     size_t length = 0;

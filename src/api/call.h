@@ -45,6 +45,7 @@ struct berth_call {
     const char *segments[BERTH_SEGMENTS_MAX];
     uint32_t pins;
     bool submitted;                  /* the controller has the request */
+    bool finished;                   /* its final part is here: its last stamp is written */
     struct berth_request *request;   /* the front's reference, or NULL */
     struct berth_model *model;       /* retained, where the path or form named one */
     struct berth_media_job media;

@@ -56,6 +56,7 @@ static void on_part(struct berth_post *post)
         berth_part_destroy(part);
         return;
     }
+    call->finished = true;
     if (part->err.code != BERTH_OK) {
         berth_call_fail(call, &part->err);
         berth_part_destroy(part);

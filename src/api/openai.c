@@ -380,6 +380,7 @@ static void on_part(struct berth_post *post)
         return;
     }
     struct speech *speech = call->state;
+    call->finished = part->final;
     if (speech->stream) {
         stream_part(call, part);
     } else if (part->final && part->err.code != BERTH_OK) {
