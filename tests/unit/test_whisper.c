@@ -15,6 +15,7 @@
 
 #include "base/mem.h"
 #include "engine/engines.h"
+#include "engine/whisper/whisper_row.h"
 #include "media/resample.h"
 
 #define RATE 16000
@@ -620,6 +621,83 @@ static void test_bad_folders(void **state)
     }
 }
 
+/* --- trying again at a higher temperature --- */
+
+/* Feeds a row made-up logits until its window is decided: attempt `sure` and later ones are
+ * confident, those before are not. */
+static void run_attempts(struct berth_whisper_row *row, uint32_t sure, uint32_t *attempts)
+{
+    static float logits[1 << 16];
+    const struct berth_whisper_config *config = row->base->config;
+    struct berth_err err = {0};
+    berth_whisper_row_begin(row);
+    *attempts = 0;
+    for (size_t guard = 0; row->stage == BERTH_WHISPER_DECODE && guard < 1000; guard++) {
+        struct berth_whisper_attempt *attempt = &row->attempt;
+        *attempts = attempt->index + 1;
+        for (uint32_t i = 0; i < config->vocab; i++) {
+            logits[i] = 0;
+        }
+        logits[config->no_speech] = -30;
+        /* times 0.00 and 1.00 around three words; the later attempt, the surer */
+        int32_t next = (int32_t)('a' - '!' + attempt->token_count);
+        next = attempt->token_count == 0   ? config->first_time
+               : attempt->token_count == 4 ? config->first_time + 50
+               : attempt->token_count == 5 ? config->eot
+                                           : next;
+        logits[next] = attempt->index >= sure ? 30.0F : 6.0F + (float)attempt->index / 10;
+        attempt->fed++;
+        assert_int_equal(berth_whisper_row_take(row, logits, &err), BERTH_OK);
+    }
+    assert_int_equal(row->stage, BERTH_WHISPER_END);
+}
+
+static void test_retry(void **state)
+{
+    static const struct {
+        double temperature; /* asked for */
+        uint32_t sure, attempts;
+        double decided;
+    } cases[] = {{0, 0, 1, 0}, {0, 1, 2, 0.2}, {0, 5, 6, 1}, {0, 9, 6, 1}, {0.7, 9, 1, 0.7}};
+    struct berth_whisper_config config = {0};
+    struct berth_tokens *tokens = NULL;
+    struct berth_err err = {0};
+    char path[2048];
+    (void)snprintf(path, sizeof(path), "%s/tests/models/whisper_scripted/tokenizer.json", source);
+    assert_int_equal(berth_tokens_load(path, &tokens, &err), BERTH_OK);
+    (void)snprintf(path, sizeof(path), "%s/tests/models/whisper_scripted", source);
+    assert_int_equal(berth_whisper_config_read(path, tokens, &config, &err), BERTH_OK);
+    struct berth_whisper_base base = {.config = &config, .tokens = tokens, .step_max = 4};
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        static struct berth_whisper_row row;
+        struct berth_request *request = berth_request_create(slabs, 1 << 16);
+        struct berth_param params[] = {
+            {"language", BERTH_PARAM_STRING, {.string = "de"}},
+            {"temperature", BERTH_PARAM_REAL, {.real = cases[i].temperature}}};
+        uint32_t attempts = 0;
+        assert_int_equal(berth_slabs_take(slabs, 2 * RATE * sizeof(float), &request->media, &err),
+                         BERTH_OK);
+        struct berth_tensor audio = {.name = "audio", .dtype = BERTH_DTYPE_FP32, .rank = 1,
+                                     .dims = {2 * RATE}, .range = request->media};
+        request->inputs = &audio;
+        request->input_count = 1;
+        request->params = (struct berth_params){.items = params, .count = 2};
+        assert_int_equal(berth_whisper_row_init(&row, &base, request, &err), BERTH_OK);
+        run_attempts(&row, cases[i].sure, &attempts);
+        assert_int_equal(attempts, cases[i].attempts);
+        assert_true(fabs(row.attempt.temperature - cases[i].decided) < 1e-9);
+        assert_true(row.score.no_speech_prob < 0.01);
+        if (cases[i].sure == 9 && cases[i].temperature == 0) { /* the best of all that failed */
+            assert_true(row.kept.any && row.score.avg_logprob < -1);
+            assert_true(row.score.avg_logprob == row.kept.score.avg_logprob);
+        }
+        berth_whisper_row_finish(&row);
+        berth_request_release(request);
+    }
+    berth_whisper_config_finish(&config);
+    berth_tokens_destroy(tokens);
+}
+
 /* --- leaving early, and running out of memory --- */
 
 static void test_cancel(void **state)
@@ -1069,7 +1147,8 @@ int main(void)
         cmocka_unit_test(test_scripted_own),     cmocka_unit_test(test_scripted_merged),
         cmocka_unit_test(test_scripted_pair),    cmocka_unit_test(test_words),
         cmocka_unit_test(test_refusals),         cmocka_unit_test(test_english_only),
-        cmocka_unit_test(test_bad_folders),      cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_bad_folders),      cmocka_unit_test(test_retry),
+        cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_no_memory_to_load),
         cmocka_unit_test(test_no_memory_to_run), cmocka_unit_test(test_company_scripted),
         cmocka_unit_test(test_company_tiny),     cmocka_unit_test(test_tiny_fp32),

@@ -2,8 +2,15 @@
 #include "engine/whisper/json_file.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+
+#include "base/json.h"
+#include "base/mem.h"
+
+static enum berth_code read_text(const char *path, size_t length, char **out,
+                                 struct berth_err *err);
 
 enum berth_code berth_json_file_read(const char *path, size_t bytes_max, json_t **out,
                                      struct berth_err *err)
@@ -18,10 +25,35 @@ enum berth_code berth_json_file_read(const char *path, size_t bytes_max, json_t 
         return berth_fail(err, BERTH_TOO_LARGE, "%s is no file of at most %zu bytes", path,
                           bytes_max);
     }
-    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL) {
-        return berth_fail(err, BERTH_INVALID, "%s: line %d: %s", path, error.line, error.text);
+    char *text = NULL;
+    BERTH_TRY(read_text(path, (size_t)info.st_size, &text, err));
+    enum berth_code code =
+        berth_json_read(text, (size_t)info.st_size, JSON_REJECT_DUPLICATES, out, &error);
+    if (code != BERTH_OK) {
+        (void)berth_fail(err, code, "%s: line %d: %s", path, error.line, error.text);
     }
-    *out = root;
-    return BERTH_OK;
+    berth_free(text);
+    return code;
+}
+
+static enum berth_code read_text(const char *path, size_t length, char **out, struct berth_err *err)
+{
+    FILE *file = fopen(path, "rb");
+    char *text = berth_alloc(length + 1);
+    enum berth_code code = BERTH_OK;
+    if (file == NULL) {
+        code = berth_fail(err, BERTH_UNAVAILABLE, "cannot read %s: %s", path, strerror(errno));
+    } else if (text == NULL) {
+        code = berth_fail(err, BERTH_UNAVAILABLE, "no memory to read %s", path);
+    } else if (fread(text, 1, length, file) != length) {
+        code = berth_fail(err, BERTH_INVALID, "%s ended early", path);
+    } else {
+        *out = text;
+        text = NULL;
+    }
+    berth_free(text);
+    if (file != NULL) {
+        fclose(file);
+    }
+    return code;
 }

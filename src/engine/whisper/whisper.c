@@ -8,7 +8,7 @@
  *
  * One call at a time: an alignment or a prompt first (short, and they end or begin a row); else
  * decoding and encoding take turns by time, so that new windows do not stop those being decoded and
- * these do not keep new ones from joining. Windows are encoded one by one: on a CPU a batch of them
+ * these do not keep new ones from joining (the more rows decode, the more time they get). Windows are encoded one by one: on a CPU a batch of them
  * takes as long and would be one long call.
  */
 #include <errno.h>
@@ -27,8 +27,10 @@
 #define SLOT_NONE UINT32_MAX
 #define PEAK_FRAMES 6000 /* of one slice of the first pass: about 50 ms */
 #define STEP_MAX 4       /* longest prompt stepped with the others */
-/* Of the time a window's encoding took, how much the rows in decoding get before the next one. */
-#define DECODE_SHARE_PERCENT 50
+/* Of the time an encoder call took, how much each decoding row brings for decoding before the next
+ * one. More would finish the first rows sooner, but one by one: a shared step costs half as much. */
+#define DECODE_SHARE_PERCENT 10
+#define WORKSPACE_BYTES (48U << 20) /* of one encoder call, and what an instance has beside caches */
 #define PATH_BYTES_MAX 4096
 
 struct berth_engine_model {
@@ -108,7 +110,8 @@ static enum berth_code describe(struct berth_model_spec *spec, struct berth_err 
         spec->task = "automatic-speech-recognition";
         spec->run_mode = BERTH_RUN_STEPS;
         spec->batch_size_max = 0; /* audio has no batch dimension; rows join by steps */
-        spec->bytes_estimate = graph_bytes + graph_bytes / 2 + (slot_count + 1) * row;
+        /* Weights are kept twice, the second time packed for the multiplications. */
+        spec->bytes_estimate = 2 * graph_bytes + (slot_count + 1) * row + WORKSPACE_BYTES;
         spec->completed = true;
     }
     berth_whisper_config_finish(&config);
@@ -708,6 +711,15 @@ static uint32_t first_in(const struct berth_instance *instance, enum berth_whisp
     return found;
 }
 
+static uint32_t count_in(const struct berth_instance *instance, enum berth_whisper_stage stage)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < instance->model->slot_count; i++) {
+        count += instance->rows[i].stage == stage ? 1 : 0;
+    }
+    return count;
+}
+
 /* Whose turn it is at the encoder: a window under way goes on, else the oldest of those who wait.
  */
 static uint32_t next_to_encode(const struct berth_instance *instance)
@@ -731,7 +743,7 @@ static void act(struct berth_instance *instance, struct berth_step_result *out)
     uint32_t align = first_in(instance, BERTH_WHISPER_ALIGN);
     uint32_t prompt = first_in(instance, BERTH_WHISPER_PROMPT);
     uint32_t encode = next_to_encode(instance);
-    bool decoding = first_in(instance, BERTH_WHISPER_DECODE) != SLOT_NONE;
+    bool decoding = count_in(instance, BERTH_WHISPER_DECODE) > 0;
     out->steps++;
     if (ended != SLOT_NONE) { /* audio shorter than a frame */
         follow_row(instance, ended, out);
@@ -748,18 +760,14 @@ static void act(struct berth_instance *instance, struct berth_step_result *out)
         } else {
             encode_piece(instance, encode, out);
         }
-        uint64_t took_ns = berth_clock_now_ns() - t_start_ns;
-        instance->credit_ns = (int64_t)(took_ns * DECODE_SHARE_PERCENT / 100);
+        uint64_t share_ns = (berth_clock_now_ns() - t_start_ns) * DECODE_SHARE_PERCENT / 100;
+        instance->credit_ns = (int64_t)(share_ns * count_in(instance, BERTH_WHISPER_DECODE));
     }
 }
 
 static uint32_t live_count(const struct berth_instance *instance)
 {
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < instance->model->slot_count; i++) {
-        count += instance->rows[i].stage != BERTH_WHISPER_FREE ? 1 : 0;
-    }
-    return count;
+    return instance->model->slot_count - count_in(instance, BERTH_WHISPER_FREE);
 }
 
 static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,

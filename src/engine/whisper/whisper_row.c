@@ -559,7 +559,6 @@ static enum berth_code place_words(struct berth_whisper_row *row, struct berth_a
         }
     }
     berth_align_fit(&context, words, word_count, spans, row->cut.segment_count);
-    row->speech_end_s = context.speech_end_s;
     for (size_t s = 0; s < row->cut.segment_count; s++) {
         row->cut.segments[s].start_s = spans[s].start_s;
         row->cut.segments[s].end_s = spans[s].end_s;
@@ -650,13 +649,13 @@ static bool add_said(struct berth_whisper_row *row, const struct berth_window_se
 }
 
 /* With word times a window goes on where its last word ends. */
-static size_t seek_after_words(const struct berth_whisper_row *row,
-                               const struct berth_align_word *words,
+static size_t seek_after_words(struct berth_whisper_row *row, const struct berth_align_word *words,
                                const struct berth_align_span *spans)
 {
-    double end_s = row->cut.segment_count == 0
-                       ? 0
-                       : row->cut.segments[row->cut.segment_count - 1].end_s;
+    if (row->cut.segment_count == 0) {
+        return row->cut.seek_next;
+    }
+    double end_s = row->cut.segments[row->cut.segment_count - 1].end_s;
     for (size_t s = row->cut.segment_count; spans != NULL && s > 0; s--) {
         const struct berth_align_span *span = &spans[s - 1];
         if (span->word_count > 0) {
@@ -664,6 +663,7 @@ static size_t seek_after_words(const struct berth_whisper_row *row,
             break;
         }
     }
+    row->speech_end_s = end_s;
     size_t seek = end_s > 0 ? (size_t)lround(end_s * 100) : 0;
     return !row->cut.ends_single && seek > row->seek ? seek : row->cut.seek_next;
 }
