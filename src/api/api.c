@@ -437,7 +437,7 @@ static enum berth_code judge_head(struct berth_call *call, struct berth_err *err
     struct berth_api *api = call->api;
     if (api->keys != NULL && !call->route->open) {
         BERTH_TRY(berth_keys_check(api->keys, berth_http_header(call->exchange, "Authorization"),
-                                   NULL, err));
+                                   err));
     }
     BERTH_TRY(berth_call_read_deadline(call, err));
     int64_t length = berth_http_content_length(call->exchange);

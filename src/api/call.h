@@ -1,9 +1,9 @@
 /* call.h - one exchange on its way through a route; private to api/.
  *
- * A call outlives its exchange while something it started (a media job, an admin operation) is still
- * on its way back: `pins` counts those and the exchange itself. A request's parts need no call: its
- * `owner` is NULL once the call is gone. All of it happens on one thread, so the count is a plain
- * one.
+ * A call outlives its exchange while something it started (a media job, an admin operation) is
+ * still on its way back: `pins` counts those and the exchange itself. A request's parts need no
+ * call: its `owner` is NULL once the call is gone. All of it happens on one thread, so the count is
+ * a plain one.
  */
 #ifndef BERTH_CALL_H
 #define BERTH_CALL_H
@@ -112,13 +112,13 @@ enum berth_code berth_kserve_infer_end(struct berth_call *call, struct berth_err
 enum berth_code berth_kserve_find_model(struct berth_call *call, const char *version,
                                         struct berth_err *err) BERTH_MUST_USE;
 
-/* API keys (keys.c): a sorted set of SHA-256 sums. */
+/* API keys (keys.c): a set of SHA-256 sums. */
 struct berth_key_set;
 enum berth_code berth_keys_read(const char *path, struct berth_key_set **out,
                                 struct berth_err *err) BERTH_MUST_USE;
 void berth_keys_destroy(struct berth_key_set *keys);
-/* authorization: the header's value, or NULL. *name_out (may be NULL) is the key's name. */
+/* authorization: the header's value, or NULL. */
 enum berth_code berth_keys_check(const struct berth_key_set *keys, const char *authorization,
-                                 const char **name_out, struct berth_err *err) BERTH_MUST_USE;
+                                 struct berth_err *err) BERTH_MUST_USE;
 
 #endif

@@ -20,12 +20,10 @@
 
 struct key {
     unsigned char sum[SHA256_DIGEST_LENGTH];
-    const char *name;
 };
 
 struct berth_key_set {
-    struct berth_arena arena;
-    struct key *keys;
+    struct key *keys; /* owned */
     size_t count;
 };
 
@@ -47,17 +45,25 @@ enum berth_code berth_keys_read(const char *path, struct berth_key_set **out, st
         code = berth_fail(err, BERTH_UNAVAILABLE, "no memory for keys");
         goto out;
     }
-    berth_arena_init(&set->arena, 0);
-    set->keys = berth_arena_alloc(&set->arena, KEYS_MAX * sizeof(*set->keys));
+    set->keys = berth_alloc(KEYS_MAX * sizeof(*set->keys));
     if (set->keys == NULL) {
         code = berth_fail(err, BERTH_UNAVAILABLE, "no memory for keys");
         goto out;
     }
     for (int number = 1; fgets(line, sizeof(line), file) != NULL; number++) {
+        if (strlen(line) == sizeof(line) - 1) {
+            code = berth_fail(err, BERTH_INVALID, "keys file, line %d: longer than %d bytes",
+                              number, KEY_LINE_MAX);
+            goto out;
+        }
         code = read_line(set, line, number, err);
         if (code != BERTH_OK) {
             goto out;
         }
+    }
+    if (ferror(file)) { /* half of the keys would lock clients out */
+        code = berth_fail(err, BERTH_UNAVAILABLE, "cannot read keys file %s", path);
+        goto out;
     }
     if (set->count == 0) {
         code = berth_fail(err, BERTH_INVALID, "keys file %s has no key", path);
@@ -74,13 +80,13 @@ out:
 void berth_keys_destroy(struct berth_key_set *keys)
 {
     if (keys != NULL) {
-        berth_arena_finish(&keys->arena);
+        berth_free(keys->keys);
         berth_free(keys);
     }
 }
 
 enum berth_code berth_keys_check(const struct berth_key_set *keys, const char *authorization,
-                                 const char **name_out, struct berth_err *err)
+                                 struct berth_err *err)
 {
     if (authorization == NULL || strncasecmp(authorization, "Bearer ", 7) != 0) {
         return berth_fail_field(err, BERTH_UNAUTHENTICATED, "Authorization",
@@ -91,16 +97,11 @@ enum berth_code berth_keys_check(const struct berth_key_set *keys, const char *a
     unsigned char sum[SHA256_DIGEST_LENGTH];
     if (length <= KEY_LENGTH_MAX) {
         SHA256((const unsigned char *)key, length, sum);
-        const struct key *found = NULL;
+        bool known = false;
         for (size_t i = 0; i < keys->count; i++) {
-            if (CRYPTO_memcmp(sum, keys->keys[i].sum, sizeof(sum)) == 0) {
-                found = &keys->keys[i];
-            }
+            known = CRYPTO_memcmp(sum, keys->keys[i].sum, sizeof(sum)) == 0 || known;
         }
-        if (found != NULL) {
-            if (name_out != NULL) {
-                *name_out = found->name;
-            }
+        if (known) {
             return BERTH_OK;
         }
     }
@@ -124,15 +125,10 @@ static enum berth_code read_line(struct berth_key_set *set, char *line, int numb
         return berth_fail(err, BERTH_INVALID,
                           "keys file, line %d: expected sha256: and 64 hex digits", number);
     }
-    const char *name = at + 7 + 64;
+    const char *name = at + 7 + 64; /* for people */
     if (*name != '\0' && *name != ' ' && *name != '\t') {
         return berth_fail(err, BERTH_INVALID, "keys file, line %d: more than 64 hex digits",
                           number);
-    }
-    name += strspn(name, " \t");
-    key->name = berth_arena_strdup(&set->arena, name);
-    if (key->name == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for keys");
     }
     set->count++;
     return BERTH_OK;
