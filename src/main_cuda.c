@@ -1,5 +1,6 @@
 /* main_cuda.c - composition root of `berth-cuda`, the program of GPU workers and keepers: the same
- * worker and engine code as `berth`, linked with CUDA, started by `berth serve` where there is a GPU.
+ * worker and engine code as `berth`, linked with CUDA, started by `berth serve` where there is a
+ * GPU.
  *
  * This version has no engine that runs on a GPU. The program says so by name and ends, so that a
  * server that starts it gets a reason and not a silence.

@@ -292,7 +292,6 @@ static enum berth_code decode(struct berth_call *call, struct berth_err *err)
     struct berth_media_job *job = &call->media;
     job->post.deliver = on_decoded;
     job->reply = request->reply;
-    job->name = speech->file->filename;
     job->rate = RATE;
     job->seconds_max = call->api->options.audio_seconds_max;
     job->cancelled = &request->cancelled;

@@ -1,4 +1,4 @@
-/* clock.c - three clocks of the kernel in nanoseconds. */
+/* clock.c - two clocks of the kernel in nanoseconds. */
 #include "base/clock.h"
 
 #include <time.h>
@@ -13,11 +13,6 @@ uint64_t berth_clock_now_ns(void)
 uint64_t berth_clock_wall_ns(void)
 {
     return read_ns(CLOCK_REALTIME);
-}
-
-uint64_t berth_clock_cpu_ns(void)
-{
-    return read_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
 static uint64_t read_ns(clockid_t id)

@@ -10,6 +10,5 @@
 
 uint64_t berth_clock_now_ns(void);  /* monotonic */
 uint64_t berth_clock_wall_ns(void); /* since 1970, for logs and answers only */
-uint64_t berth_clock_cpu_ns(void);  /* this thread's CPU time */
 
 #endif

@@ -27,8 +27,8 @@ struct berth_stack {
 /* Starts all of it and fills the catalogue. On error nothing is left. */
 enum berth_code berth_stack_start(const struct berth_config *config, struct berth_stack *stack,
                                   struct berth_err *err) BERTH_MUST_USE;
-/* Ends what runs: decoders, controller, worker. All that was asked of them has been answered when it
- * returns. Zeroed memory is fine. */
+/* Ends what runs: decoders, controller, worker. All that was asked of them has been answered when
+ * it returns. Zeroed memory is fine. */
 void berth_stack_stop(struct berth_stack *stack);
 /* Stops it if that was not done; frees what answers refer to (slabs, catalogue). */
 void berth_stack_finish(struct berth_stack *stack); /* zeroed memory is fine */

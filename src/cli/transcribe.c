@@ -173,11 +173,9 @@ static enum berth_code read_file(struct work *work, struct berth_err *err)
 static enum berth_code decode_file(struct work *work, struct berth_err *err)
 {
     struct berth_media_job *job = &work->media;
-    const char *slash = strrchr(work->path, '/');
     job->post.deliver = on_decoded;
     job->reply = &work->queue;
     job->in = work->file;
-    job->name = slash == NULL ? work->path : slash + 1;
     job->rate = RATE;
     job->seconds_max = (double)work->config->audio_max / 1e9;
     job->state = work;

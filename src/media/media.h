@@ -32,7 +32,6 @@ struct berth_media_job {
     struct berth_post post;       /* comes back on `reply`; the sender sets deliver */
     struct berth_queue *reply;
     struct berth_range in;        /* the file, or a part of a range; borrows until it is back */
-    const char *name;             /* file name as the client gave it, a hint only; "" if none */
     uint32_t rate;                /* samples a second wanted: 16000 */
     double seconds_max;           /* longer audio is TOO_LARGE, field "file" */
     const atomic_bool *cancelled; /* may be NULL; polled */

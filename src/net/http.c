@@ -208,11 +208,6 @@ const char *berth_http_peer(const struct berth_exchange *exchange)
     return exchange->peer;
 }
 
-struct berth_arena *berth_http_arena(struct berth_exchange *exchange)
-{
-    return &exchange->arena;
-}
-
 void berth_http_set_user(struct berth_exchange *exchange, void *user)
 {
     exchange->user = user;

@@ -77,8 +77,8 @@ enum berth_code berth_http_start(const struct berth_http_options *options, struc
 void berth_http_stop_accepting(struct berth_http *http);
 /* Open exchanges (a request was begun and is not answered yet). Any thread. */
 uint64_t berth_http_exchanges(struct berth_http *http);
-/* Closes every connection and ends the threads. The queues still take posts, which destroy delivers:
- * whoever may have something to send is ended in between. NULL is fine. */
+/* Closes every connection and ends the threads. The queues still take posts, which destroy
+ * delivers: whoever may have something to send is ended in between. NULL is fine. */
 void berth_http_stop(struct berth_http *http);
 /* Stops it if that was not done. Posts that are under way are delivered, the last ones on the
  * caller's thread; nobody may post any more. NULL is fine. */
@@ -94,7 +94,6 @@ const char *berth_http_query(const struct berth_exchange *exchange); /* raw, "" 
 const char *berth_http_header(const struct berth_exchange *exchange, const char *name);
 int64_t berth_http_content_length(const struct berth_exchange *exchange); /* -1: chunked; 0: none */
 const char *berth_http_peer(const struct berth_exchange *exchange); /* "127.0.0.1:40000" */
-struct berth_arena *berth_http_arena(struct berth_exchange *exchange); /* freed after on_close */
 void berth_http_set_user(struct berth_exchange *exchange, void *user);
 void *berth_http_user(const struct berth_exchange *exchange);
 /* Posts on this queue are delivered on the exchange's thread. Lives as long as the server. */

@@ -203,7 +203,6 @@ static enum berth_code run(struct rig *rig, struct berth_media_job *job, const u
     assert_int_equal(berth_slabs_take_private(rig->slabs, length, &job->in, &err), BERTH_OK);
     memcpy(berth_slabs_pointer(rig->slabs, &job->in), bytes, length);
     job->reply = &rig->replies;
-    job->name = "";
     job->rate = RATE;
     job->seconds_max = 3600;
     assert_int_equal(berth_media_submit(rig->media, job, &err), BERTH_OK);
@@ -469,7 +468,6 @@ static void test_too_long(void **state)
         assert_int_equal(berth_slabs_take_private(rig.slabs, length, &job.in, &err), BERTH_OK);
         memcpy(berth_slabs_pointer(rig.slabs, &job.in), bytes, length);
         job.reply = &rig.replies;
-        job.name = "";
         job.rate = RATE;
         job.seconds_max = 60;
         assert_int_equal(berth_media_submit(rig.media, &job, &err), BERTH_OK);

@@ -189,7 +189,6 @@ static void job_init(struct rig *rig, struct berth_media_job *job, const void *b
         memcpy(berth_slabs_pointer(rig->slabs, &job->in), bytes, length);
     }
     job->reply = &rig->replies;
-    job->name = "";
     job->rate = 16000;
     job->seconds_max = 3600;
 }
