@@ -8,8 +8,8 @@
  *
  * One call at a time: an alignment or a prompt first (short, and they end or begin a row); else
  * decoding and encoding take turns by time, so that new windows do not stop those being decoded and
- * these do not keep new ones from joining (the more rows decode, the more time they get). Windows are encoded one by one: on a CPU a batch of them
- * takes as long and would be one long call.
+ * these do not keep new ones from joining; the more rows decode, the more time they get. Windows are
+ * encoded one by one: on a CPU a batch of them takes as long and would be one long call.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -27,10 +27,10 @@
 #define SLOT_NONE UINT32_MAX
 #define PEAK_FRAMES 6000 /* of one slice of the first pass: about 50 ms */
 #define STEP_MAX 4       /* longest prompt stepped with the others */
-/* Of the time an encoder call took, how much each decoding row brings for decoding before the next
- * one. More would finish the first rows sooner, but one by one: a shared step costs half as much. */
+/* Of an encoder call's time, how much each decoding row brings for decoding before the next one.
+ * More would finish the first rows sooner, but one by one: a shared step costs half as much. */
 #define DECODE_SHARE_PERCENT 10
-#define WORKSPACE_BYTES (48U << 20) /* of one encoder call, and what an instance has beside caches */
+#define WORKSPACE_BYTES (48U << 20) /* of an encoder call, and an instance beside its caches */
 #define PATH_BYTES_MAX 4096
 
 struct berth_engine_model {
