@@ -116,7 +116,8 @@ static enum berth_code find_caches(struct berth_graphs *graphs, struct berth_err
             continue;
         }
         if (graphs->cache_count == BERTH_GRAPHS_CACHES_MAX ||
-            strlen(inputs[i].name) + 4 > BERTH_GRAPHS_NAME_MAX || inputs[i].rank < 3) {
+            strlen(inputs[i].name) + 4 > BERTH_GRAPHS_NAME_MAX ||
+            inputs[i].rank < (past ? 3 : 2)) {
             return berth_fail(err, BERTH_INVALID, "decoder.onnx has too many or odd inputs");
         }
         struct berth_graphs_cache *cache = &graphs->caches[graphs->cache_count++];

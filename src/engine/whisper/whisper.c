@@ -8,8 +8,8 @@
  *
  * One call at a time: an alignment or a prompt first (short, and they end or begin a row); else
  * decoding and encoding take turns by time, so that new windows do not stop those being decoded and
- * these do not keep new ones from joining; the more rows decode, the more time they get. Windows are
- * encoded one by one: on a CPU a batch of them takes as long and would be one long call.
+ * these do not keep new ones from joining; the more rows decode, the more time they get. Windows
+ * are encoded one by one: on a CPU a batch of them takes as long and would be one long call.
  */
 #include <errno.h>
 #include <stdio.h>
