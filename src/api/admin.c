@@ -59,10 +59,7 @@ static enum berth_code metrics(struct berth_call *call, struct berth_err *err)
     }
     put_server(&text, call->api);
     put_models(&text, models, count);
-    for (size_t i = 0; i < count; i++) {
-        berth_model_release(models[i]);
-    }
-    berth_free(models);
+    berth_models_release(models, count);
     if (!berth_buf_ok(&text)) {
         berth_buf_finish(&text);
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the answer");

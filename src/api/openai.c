@@ -491,10 +491,7 @@ static enum berth_code list_models(struct berth_call *call, struct berth_err *er
         }
     }
     berth_buf_puts(&text, "]}");
-    for (size_t i = 0; i < count; i++) {
-        berth_model_release(models[i]);
-    }
-    berth_free(models);
+    berth_models_release(models, count);
     berth_call_answer_json(call, &text);
     return BERTH_OK;
 }

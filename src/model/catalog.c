@@ -140,6 +140,34 @@ bool berth_catalog_list(struct berth_catalog *catalog, struct berth_model ***out
     return true;
 }
 
+bool berth_catalog_versions(struct berth_catalog *catalog, const char *name,
+                            struct berth_model ***out, size_t *count)
+{
+    uint64_t hash = hash_of(name);
+    pthread_mutex_lock(&catalog->mu);
+    const struct entry *entry = entry_find(catalog, name, hash);
+    size_t found = entry == NULL ? 0 : entry->count;
+    struct berth_model **models = berth_alloc((found + 1) * sizeof(*models));
+    for (size_t i = 0; models != NULL && i < found; i++) {
+        models[i] = berth_model_retain(entry->models[i]);
+    }
+    pthread_mutex_unlock(&catalog->mu);
+    if (models == NULL) {
+        return false;
+    }
+    *out = models;
+    *count = found;
+    return true;
+}
+
+void berth_models_release(struct berth_model **models, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        berth_model_release(models[i]);
+    }
+    berth_free(models);
+}
+
 /* FNV-1a. Names in the table come from the operator's repository, so no client can choose them. */
 static uint64_t hash_of(const char *name)
 {

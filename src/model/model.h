@@ -243,9 +243,13 @@ bool berth_catalog_knows(struct berth_catalog *catalog, const char *name);
  * spec on OK. *out is retained. Called for a scan's results on the controller thread. */
 enum berth_code berth_catalog_put(struct berth_catalog *catalog, struct berth_model_spec *spec,
                                   struct berth_model **out, struct berth_err *err) BERTH_MUST_USE;
-/* All models, retained, sorted by name and version; the caller releases each and frees the array
- * with berth_free. false: no memory. */
+/* All models, retained, sorted by name and version; the caller gives them to berth_models_release.
+ * false: no memory. */
 bool berth_catalog_list(struct berth_catalog *catalog, struct berth_model ***out, size_t *count)
     BERTH_MUST_USE;
+/* The versions of one name, rising, in the same way; none for a name that is not there. */
+bool berth_catalog_versions(struct berth_catalog *catalog, const char *name,
+                            struct berth_model ***out, size_t *count) BERTH_MUST_USE;
+void berth_models_release(struct berth_model **models, size_t count); /* and frees the array */
 
 #endif

@@ -179,9 +179,20 @@ static void many_models_are_found_and_sorted(void **state)
     assert_int_equal(count, MODELS);
     for (size_t i = 0; i < count; i++) {
         assert_true(i == 0 || strcmp(list[i - 1]->name, list[i]->name) < 0);
-        berth_model_release(list[i]);
     }
-    berth_free(list);
+    berth_models_release(list, count);
+    berth_model_release(put(catalog, "model-7", 9));
+    berth_model_release(put(catalog, "model-7", 4));
+    assert_true(berth_catalog_versions(catalog, "model-7", &list, &count));
+    assert_int_equal(count, 3);
+    for (size_t i = 0; i < count; i++) {
+        assert_string_equal(list[i]->name, "model-7");
+        assert_true(i == 0 || list[i - 1]->version < list[i]->version);
+    }
+    berth_models_release(list, count);
+    assert_true(berth_catalog_versions(catalog, "model", &list, &count));
+    assert_int_equal(count, 0);
+    berth_models_release(list, count);
     berth_catalog_destroy(catalog);
     assert_int_equal(berth_mem_bytes_live(), live);
 }
@@ -212,10 +223,7 @@ static void memory_failing(void **state)
         }
         if (code == BERTH_OK && berth_catalog_list(catalog, &list, &count)) {
             assert_int_equal(count, 3);
-            for (size_t i = 0; i < count; i++) {
-                berth_model_release(list[i]);
-            }
-            berth_free(list);
+            berth_models_release(list, count);
             done = true;
         }
         berth_mem_fail_at(0, false);
