@@ -1,8 +1,8 @@
 /* kserve.c - KServe v2 over HTTP: health, metadata, config, statistics and the repository, with
  * Triton's codes and texts (docs/triton.md lists what differs and why).
  *
- * In demand mode a model that is not loaded yet counts as available: asking for its metadata loads
- * it only where its files alone can tell.
+ * In demand mode a model that is not loaded yet counts as available, and its metadata are what a
+ * scan of its files told.
  */
 #include <inttypes.h>
 #include <jansson.h>
@@ -12,6 +12,7 @@
 
 #include "api/call.h"
 #include "api/kserve_json.h"
+#include "base/json.h"
 #include "base/log.h"
 
 #define EXTENSIONS                                                                                 \
@@ -71,6 +72,7 @@ enum berth_code berth_kserve_find_model(struct berth_call *call, const char *ver
         if (*end != '\0' || version_text[0] < '0' || version_text[0] > '9') {
             return berth_fail(err, BERTH_NOT_FOUND, "Not Found");
         }
+        version = version == 0 ? UINT64_MAX : version; /* versions count from 1; 0 finds any */
     }
     struct berth_model *model = berth_catalog_find(catalog, name, version);
     /* In demand mode a model that failed is not "unknown": the controller says why, and when to
@@ -87,8 +89,8 @@ enum berth_code berth_kserve_find_model(struct berth_call *call, const char *ver
     }
     if (version != 0) {
         return berth_fail_field(err, BERTH_NOT_FOUND, "model",
-                                "Request for unknown model: '%s' version %" PRIu64 " is not found",
-                                name, version);
+                                "Request for unknown model: '%s' version %s is not found", name,
+                                version_text);
     }
     return berth_fail_field(err, BERTH_NOT_FOUND, "model",
                             "Request for unknown model: '%s' has no available versions", name);
@@ -155,7 +157,7 @@ static enum berth_code put_metadata(struct berth_call *call, struct berth_err *e
     struct berth_model **models = NULL;
     size_t count = 0;
     struct berth_buf text = {0};
-    if (!berth_catalog_list(call->api->options.catalog, &models, &count)) {
+    if (!berth_catalog_versions(call->api->options.catalog, call->model->name, &models, &count)) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the answer");
     }
     struct berth_model_spec *spec = berth_model_spec(call->model);
@@ -164,13 +166,12 @@ static enum berth_code put_metadata(struct berth_call *call, struct berth_err *e
     berth_buf_puts(&text, ",\"versions\":[");
     bool first = true;
     for (size_t i = 0; i < count; i++) {
-        if (strcmp(models[i]->name, spec->name) == 0 && available(call, models[i])) {
+        if (available(call, models[i])) {
             berth_buf_printf(&text, "%s\"%" PRIu64 "\"", first ? "" : ",", models[i]->version);
             first = false;
         }
-        berth_model_release(models[i]);
     }
-    berth_free(models);
+    berth_models_release(models, count);
     const char *platform = spec->platform[0] != '\0' ? spec->platform : spec->backend;
     berth_buf_puts(&text, "],\"platform\":");
     berth_buf_json_string(&text, platform, strlen(platform));
@@ -335,14 +336,16 @@ static void on_admin_done(struct berth_post *post)
                                                             .content_type = "application/json"});
     } else if (call->exchange != NULL) {
         struct berth_err err = {0};
+        const char *verb = admin->kind == BERTH_ADMIN_UNLOAD ? "unload" : "load";
         berth_log_err(BERTH_LOG_WARN, "api", 0, &admin->err);
         if (call->api->options.typed_errors) {
             err = admin->err;
         } else if (admin->err.code == BERTH_NOT_FOUND || admin->err.code == BERTH_INVALID) {
             berth_fail(&err, BERTH_INTERNAL,
-                       "failed to load '%s', failed to poll from model repository", admin->name);
+                       "failed to %s '%s', failed to poll from model repository", verb,
+                       admin->name);
         } else {
-            berth_fail(&err, BERTH_INTERNAL, "failed to load '%s': %s", admin->name,
+            berth_fail(&err, BERTH_INTERNAL, "failed to %s '%s': %s", verb, admin->name,
                        admin->err.msg);
         }
         berth_call_fail(call, &err);
@@ -452,12 +455,12 @@ static enum berth_code read_json(struct berth_call *call, json_t **out, struct b
         *out = NULL;
         return BERTH_OK;
     }
-    if (body->length > call->api->options.json_bytes_max) {
-        return berth_fail(err, BERTH_TOO_LARGE, "JSON of %" PRIu64 " bytes", body->length);
+    enum berth_code code = berth_json_read(berth_slabs_pointer(call->api->options.slabs, body),
+                                           (size_t)body->length, 0, out, &json_err);
+    if (code == BERTH_UNAVAILABLE) {
+        return berth_fail(err, code, "no memory for the request");
     }
-    *out = json_loadb(berth_slabs_pointer(call->api->options.slabs, body), (size_t)body->length, 0,
-                      &json_err);
-    if (*out == NULL) {
+    if (code != BERTH_OK) {
         return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
                                 "failed to parse the request JSON buffer: %s. at %d", json_err.text,
                                 json_err.position);
@@ -465,7 +468,6 @@ static enum berth_code read_json(struct berth_call *call, json_t **out, struct b
     return BERTH_OK;
 }
 
-#define KSERVE BERTH_STYLE_KSERVE
 const struct berth_route berth_kserve_routes[] = {
     {.method = "POST", .pattern = "/v2/models/{}/infer", .body = true,
      .head = berth_kserve_infer_head, .end = berth_kserve_infer_end},
@@ -483,10 +485,11 @@ const struct berth_route berth_kserve_routes[] = {
     {.method = "GET", .pattern = "/v2/models/{}/versions/{}/config", .end = model_config},
     {.method = "GET", .pattern = "/v2/models/{}/stats", .end = model_stats},
     {.method = "GET", .pattern = "/v2/models/{}/versions/{}/stats", .end = model_stats},
-    {.method = "POST", .pattern = "/v2/repository/index", .body = true, .end = repository_index},
-    {.method = "POST", .pattern = "/v2/repository/models/{}/load", .body = true,
+    {.method = "POST", .pattern = "/v2/repository/index", .body = true, .json = true,
+     .end = repository_index},
+    {.method = "POST", .pattern = "/v2/repository/models/{}/load", .body = true, .json = true,
      .end = repository_load},
-    {.method = "POST", .pattern = "/v2/repository/models/{}/unload", .body = true,
+    {.method = "POST", .pattern = "/v2/repository/models/{}/unload", .body = true, .json = true,
      .end = repository_unload},
     {0},
 };

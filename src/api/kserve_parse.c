@@ -13,7 +13,10 @@
 
 #include "api/kserve_json.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "model/check.h"
+
+#define TIMEOUT_US_MAX INT64_C(86400000000) /* a day */
 
 const char berth_kserve_unparsed[] = "request";
 
@@ -38,6 +41,7 @@ static enum berth_code input_data(struct berth_kserve_form *form, json_t *items,
                                   struct berth_tensor *tensor, struct berth_err *err);
 static enum berth_code parse_outputs(struct berth_kserve_form *form, json_t *outputs,
                                      struct berth_err *err);
+static enum berth_code check_text(json_t *string, const char *key, struct berth_err *err);
 
 enum berth_code berth_kserve_parse(struct berth_kserve_form *form, struct berth_err *err)
 {
@@ -57,13 +61,17 @@ enum berth_code berth_kserve_parse(struct berth_kserve_form *form, struct berth_
     }
     json_error_t json_err;
     const char *text = berth_slabs_pointer(request->slabs, &request->body);
-    json_t *root = json_loadb(text, json_bytes, JSON_ALLOW_NUL, &json_err);
-    if (root == NULL) {
+    json_t *root = NULL;
+    enum berth_code code = berth_json_read(text, json_bytes, JSON_ALLOW_NUL, &root, &json_err);
+    if (code == BERTH_UNAVAILABLE) {
+        return berth_fail(err, code, "no memory for the request");
+    }
+    if (code != BERTH_OK) {
         return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
                                 "failed to parse the request JSON buffer: %s. at %d", json_err.text,
                                 json_err.position);
     }
-    enum berth_code code = parse_json(form, root, json_bytes, err);
+    code = parse_json(form, root, json_bytes, err);
     json_decref(root);
     return code == BERTH_OK ? berth_model_check(form->spec, request, err) : code;
 }
@@ -152,6 +160,7 @@ static enum berth_code parse_json(struct berth_kserve_form *form, json_t *root, 
                 err, BERTH_INVALID, berth_kserve_unparsed,
                 "Unable to parse 'id': attempt to access JSON non-string as string");
         }
+        BERTH_TRY(check_text(id, "id", err));
         request->id_client = berth_arena_strdup(&request->arena, json_string_value(id));
         if (request->id_client == NULL) {
             return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
@@ -219,7 +228,8 @@ static enum berth_code parse_parameter(struct berth_kserve_form *form, const cha
     }
     if (strcmp(key, "timeout") == 0 && json_is_integer(value)) {
         int64_t us = json_integer_value(value);
-        if (us > 0 && us <= INT64_C(86400000000)) {
+        if (us > 0) { /* 0: none, as in Triton */
+            us = us < TIMEOUT_US_MAX ? us : TIMEOUT_US_MAX;
             request->t_deadline_ns = request->stamps.t_head_ns + (uint64_t)us * BERTH_NS_PER_US;
             request->timeout_named = true;
         }
@@ -237,6 +247,7 @@ static enum berth_code parse_parameter(struct berth_kserve_form *form, const cha
         param->kind = BERTH_PARAM_REAL;
         param->value.real = json_real_value(value);
     } else if (json_is_string(value)) {
+        BERTH_TRY(check_text(value, "parameters", err));
         param->kind = BERTH_PARAM_STRING;
         param->value.string = berth_arena_strdup(&request->arena, json_string_value(value));
     } else {
@@ -290,8 +301,19 @@ static enum berth_code member_string(json_t *item, const char *key, const char *
                                 "Unable to parse '%s': attempt to access JSON non-string as string",
                                 key);
     }
+    BERTH_TRY(check_text(value, key, err));
     *out = json_string_value(value);
     return BERTH_OK;
+}
+
+/* Only elements of BYTES tensors may hold NULs: what is a C string here would be cut. */
+static enum berth_code check_text(json_t *string, const char *key, struct berth_err *err)
+{
+    if (strlen(json_string_value(string)) == json_string_length(string)) {
+        return BERTH_OK;
+    }
+    return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
+                            "Unable to parse '%s': a NUL in the text", key);
 }
 
 static enum berth_code parse_input(struct berth_kserve_form *form, json_t *item,

@@ -50,6 +50,11 @@ void *berth_alloc(size_t bytes)
     return memory + HEADER_BYTES;
 }
 
+void *berth_alloc_for_free(size_t bytes)
+{
+    return allocation_allowed() ? malloc(bytes) : NULL;
+}
+
 void *berth_resize(void *memory, size_t bytes_old, size_t bytes_new)
 {
     size_t whole;

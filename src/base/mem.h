@@ -18,6 +18,9 @@ void *berth_alloc(size_t bytes) BERTH_MUST_USE;
 /* Grows or shrinks; new bytes are zeroed. NULL on failure, and the old memory stays as it was. */
 void *berth_resize(void *memory, size_t bytes_old, size_t bytes_new) BERTH_MUST_USE;
 void berth_free(void *memory); /* NULL is fine */
+/* Not zeroed, and given to free(): for libraries that take an allocator. Counted, and fails, as the
+ * others; its bytes are not. */
+void *berth_alloc_for_free(size_t bytes) BERTH_MUST_USE;
 /* A copy the caller owns, or NULL. */
 char *berth_strdup(const char *text) BERTH_MUST_USE;
 char *berth_strndup(const char *text, size_t length) BERTH_MUST_USE;

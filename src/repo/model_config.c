@@ -11,6 +11,7 @@
 
 #include <jansson.h>
 
+#include "base/json.h"
 #include "base/mem.h"
 #include "model/config_tree.h"
 #include "repo/pbtxt.h"
@@ -145,13 +146,17 @@ static enum berth_code json_read(const struct berth_model_config *config, struct
         return berth_fail(mapping->err, BERTH_TOO_LARGE, "%s is larger than %d bytes",
                           config->label, BERTH_PBTXT_BYTES_MAX);
     }
-    json_t *json = json_loadb(config->text, config->length, JSON_REJECT_DUPLICATES, &where);
-    if (json == NULL) {
+    json_t *json = NULL;
+    enum berth_code code =
+        berth_json_read(config->text, config->length, JSON_REJECT_DUPLICATES, &json, &where);
+    if (code == BERTH_UNAVAILABLE) {
+        return no_memory(mapping);
+    }
+    if (code != BERTH_OK) {
         return berth_fail(mapping->err, BERTH_INVALID, "%s:%d:%d: %s", config->label, where.line,
                           where.column, where.text);
     }
     struct berth_config_node *root = make(mapping, 1, sizeof(*root));
-    enum berth_code code = BERTH_OK;
     if (root == NULL) {
         code = no_memory(mapping);
     } else if (!json_is_object(json)) {
@@ -409,6 +414,11 @@ static enum berth_code map_io(struct mapping *mapping, const struct berth_config
     if (reshape != NULL) {
         io->has_reshape = true;
         BERTH_TRY(map_dims(mapping, reshape, "shape", io->reshape_dims, &io->reshape_rank));
+    }
+    if (mapping->spec->batch_size_max > 0 &&
+        (io->rank == BERTH_RANK_MAX || io->reshape_rank == BERTH_RANK_MAX)) {
+        return berth_config_fail(node, &mapping->source, mapping->err,
+                                 "more than %d dimensions, the batch included", BERTH_RANK_MAX);
     }
     io->optional = berth_config_boolean(node, "optional");
     io->allow_ragged_batch = berth_config_boolean(node, "allow_ragged_batch");

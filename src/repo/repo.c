@@ -25,6 +25,7 @@
 #include <jansson.h>
 
 #include "base/buf.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "model/config_tree.h"
 #include "repo/model_config.h"
@@ -599,7 +600,9 @@ static const char *model_type_read(struct berth_model_spec *spec)
     if (file_load(path, &text, &length, NULL) != BERTH_OK) {
         return type;
     }
-    json_t *json = json_loadb(text, length, 0, NULL);
+    json_t *json = NULL;
+    json_error_t where;
+    (void)!berth_json_read(text, length, 0, &json, &where);
     const char *word = json_string_value(json_object_get(json, "model_type"));
     if (word != NULL && strlen(word) < 64) {
         char *copy = berth_arena_strdup(&spec->arena, word);

@@ -161,7 +161,10 @@ static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
     if (op->kind == BERTH_ADMIN_LOAD) {
         berth_op_fail(op, &found->err);
     }
-    if (in_use != NULL) {
+    /* UNAVAILABLE (no memory, no descriptors) and a client's own config say nothing about the files:
+     * what was known of them stays. */
+    bool of_files = found->err.code != BERTH_UNAVAILABLE && !op->has_override;
+    if (in_use != NULL || (known != NULL && !of_files)) {
         return;
     }
     struct berth_model_spec *spec = found->spec != NULL ? found->spec : stub(found);

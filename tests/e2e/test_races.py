@@ -219,6 +219,15 @@ def test_loads_unloads_and_overrides_while_served(server):
     serves(server, "steps")
 
 
+def test_a_wrong_override_spoils_no_model(server):
+    ask(server, post("/v2/repository/models/big5/unload", b""))
+    for config in ('{"backend": "null", "max_batch_size": "many"}', "{", '{"backend": "none such"}'):
+        body = json.dumps({"parameters": {"config": config}}).encode()
+        assert ask(server, post("/v2/repository/models/big5/load", body)) == 500
+        assert ask(server, infer("big5")) == 200
+        ask(server, post("/v2/repository/models/big5/unload", b""))
+
+
 def test_eviction_under_traffic(models, serve):
     server = serve(models, "--device-bytes-max", "2500000")
     serves(server)
@@ -300,7 +309,7 @@ def test_a_repository_that_changes_under_the_server(tmp_path, serve, mode):
             return
         while not stop.is_set():
             serves(server)
-            assert ask(server, infer(random.choice(["one", "two"]))) in (200, 400, 404, 500, 503)
+            assert ask(server, infer(random.choice(["one", "two"]))) in (200, 400, 404, 500, 501, 503)
 
     in_threads(3, work)
     for name in ("one", "two"):

@@ -220,6 +220,8 @@ static void says_what_a_config_has_wrong(void **state)
         {"input { name: 'x' data_type: TYPE_FP32 dims: -2 }", BERTH_INVALID, "a dimension"},
         {"input { name: 'x' data_type: TYPE_FP32 dims: [1,1,1,1,1,1,1,1,1] }", BERTH_INVALID,
          "more than 8 dimensions"},
+        {"max_batch_size: 2 input { name: 'x' data_type: TYPE_FP32 dims: [1,1,1,1,1,1,1,1] }",
+         BERTH_INVALID, "the batch included"},
         {"input { name: 'x' data_type: TYPE_FP32 dims: 1 }\n"
          "input { name: 'x' data_type: TYPE_FP32 dims: 1 }",
          BERTH_INVALID, ":2:1: the input 'x' is there twice"},

@@ -200,7 +200,7 @@ static void test_no_memory(void **state)
     char path[1024];
     uint64_t before = berth_mem_bytes_live();
     source_path("tests/models/whisper_scripted/tokenizer.json", path, sizeof(path));
-    for (uint64_t nth = 1; nth < 500; nth++) {
+    for (uint64_t nth = 1; nth < 1000000; nth += 1 + nth / 16) {
         struct berth_tokens *tokens = NULL;
         struct berth_err err = {0};
         berth_mem_fail_at(nth, false);
