@@ -34,6 +34,7 @@ static const char *error_body(void *subject, struct berth_exchange *exchange,
 static enum berth_code find_route(struct berth_call *call, struct berth_err *err);
 static bool match(struct berth_call *call, const char *pattern, const char *path);
 static enum berth_code judge_head(struct berth_call *call, struct berth_err *err);
+static uint64_t body_bytes_max(const struct berth_call *call);
 static const char *server_timing(struct berth_call *call);
 static const char *residency_of(const struct berth_call *call);
 static void drop_request(struct berth_call *call);
@@ -313,7 +314,7 @@ static void on_head(void *subject, struct berth_exchange *exchange)
         return; /* 405, answered */
     }
     if (call->route->body && berth_http_content_length(exchange) != 0) {
-        berth_http_accept_body(exchange, api->options.body_bytes_max, call->route->media);
+        berth_http_accept_body(exchange, body_bytes_max(call), call->route->media);
         return;
     }
     on_end(subject, exchange);
@@ -441,12 +442,19 @@ static enum berth_code judge_head(struct berth_call *call, struct berth_err *err
     }
     BERTH_TRY(berth_call_read_deadline(call, err));
     int64_t length = berth_http_content_length(call->exchange);
-    if (call->route->body && length > 0 && (uint64_t)length > api->options.body_bytes_max) {
+    if (call->route->body && length > 0 && (uint64_t)length > body_bytes_max(call)) {
         return berth_fail(err, BERTH_TOO_LARGE,
                           "the body has %lld bytes, and this server takes at most %llu",
-                          (long long)length, (unsigned long long)api->options.body_bytes_max);
+                          (long long)length, (unsigned long long)body_bytes_max(call));
     }
     return call->route->head == NULL ? BERTH_OK : call->route->head(call, err);
+}
+
+static uint64_t body_bytes_max(const struct berth_call *call)
+{
+    const struct berth_api_options *options = &call->api->options;
+    bool less = call->route->json && options->json_bytes_max < options->body_bytes_max;
+    return less ? options->json_bytes_max : options->body_bytes_max;
 }
 
 /* Milliseconds in each stage that was reached (L10). */

@@ -28,6 +28,7 @@ struct berth_route {
     bool open;  /* no key needed */
     bool body;  /* has a body; head may refuse it, end comes when all of it is there */
     bool media; /* the body goes to a decoder: a slab of its own */
+    bool json;  /* the body is JSON alone: --json-bytes-max bounds it */
     /* Judges the head (L6); NULL: nothing to judge. An error refuses the request, body unread. */
     enum berth_code (*head)(struct berth_call *call, struct berth_err *err);
     /* More of the body; NULL: wait for all. An error refuses the rest. */
