@@ -12,6 +12,7 @@
 
 #include "api/call.h"
 #include "api/kserve_json.h"
+#include "base/json.h"
 #include "base/log.h"
 
 #define EXTENSIONS                                                                                 \
@@ -454,9 +455,12 @@ static enum berth_code read_json(struct berth_call *call, json_t **out, struct b
         *out = NULL;
         return BERTH_OK;
     }
-    *out = json_loadb(berth_slabs_pointer(call->api->options.slabs, body), (size_t)body->length, 0,
-                      &json_err);
-    if (*out == NULL) {
+    enum berth_code code = berth_json_read(berth_slabs_pointer(call->api->options.slabs, body),
+                                           (size_t)body->length, 0, out, &json_err);
+    if (code == BERTH_UNAVAILABLE) {
+        return berth_fail(err, code, "no memory for the request");
+    }
+    if (code != BERTH_OK) {
         return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
                                 "failed to parse the request JSON buffer: %s. at %d", json_err.text,
                                 json_err.position);

@@ -13,6 +13,7 @@
 
 #include "api/kserve_json.h"
 #include "base/clock.h"
+#include "base/json.h"
 #include "model/check.h"
 
 #define TIMEOUT_US_MAX INT64_C(86400000000) /* a day */
@@ -60,13 +61,17 @@ enum berth_code berth_kserve_parse(struct berth_kserve_form *form, struct berth_
     }
     json_error_t json_err;
     const char *text = berth_slabs_pointer(request->slabs, &request->body);
-    json_t *root = json_loadb(text, json_bytes, JSON_ALLOW_NUL, &json_err);
-    if (root == NULL) {
+    json_t *root = NULL;
+    enum berth_code code = berth_json_read(text, json_bytes, JSON_ALLOW_NUL, &root, &json_err);
+    if (code == BERTH_UNAVAILABLE) {
+        return berth_fail(err, code, "no memory for the request");
+    }
+    if (code != BERTH_OK) {
         return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
                                 "failed to parse the request JSON buffer: %s. at %d", json_err.text,
                                 json_err.position);
     }
-    enum berth_code code = parse_json(form, root, json_bytes, err);
+    code = parse_json(form, root, json_bytes, err);
     json_decref(root);
     return code == BERTH_OK ? berth_model_check(form->spec, request, err) : code;
 }
