@@ -142,6 +142,8 @@ BAD = [
      b'"outputs":[{"name":"X"}]}', 400, "X"),
     ("negative binary size", b'{"inputs":[{"name":"INPUT0","shape":[1,1],"datatype":"FP32",'
      b'"parameters":{"binary_data_size":-4}}]}', 500, "binary_data_size"),
+    ("NUL in a name", b'{"inputs":[{"name":"INPUT0\\u0000","shape":[1,1],"datatype":"FP32","data":[1]}]}', 500, "NUL"),
+    ("NUL in the id", b'{"id":"a\\u0000b","inputs":[]}', 500, "NUL"),
     ("batch 0", b'{"inputs":[{"name":"INPUT0","shape":[0,1],"datatype":"FP32","data":[]}]}', 400, "batch-size"),
 ]
 
@@ -152,6 +154,36 @@ def test_bad_requests_are_typed_and_harmless(null_server, name, body, status, sa
     assert got == status, text
     assert says in json.loads(text)["error"]
     assert null_server.get("/v2/health/ready")[0] == 200
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_what_json_cannot_tell_is_refused(null_server, dtype):
+    head = {"inputs": [{"name": "IN", "shape": [2], "datatype": dtype.upper(),
+                        "parameters": {"binary_data_size": 4}}]}
+    text = json.dumps(head).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text))}
+    status, _, body = null_server.call("POST", f"/v2/models/echo_{dtype}/infer", text + bytes(4), headers)
+    assert status == 400 and "binary data format" in json.loads(body)["error"]
+
+
+def test_versions_count_from_one(null_server):
+    body = b'{"inputs":[{"name":"INPUT0","shape":[1,1],"datatype":"FP32","data":[1]}]}'
+    assert null_server.call("POST", "/v2/models/identity/versions/1/infer", body)[0] == 200
+    status, _, text = null_server.call("POST", "/v2/models/identity/versions/0/infer", body)
+    assert status == 404 and "version 0 is not found" in json.loads(text)["error"]
+
+
+def test_other_json_is_bounded_before_it_is_read(null_models, serve):
+    server = serve(null_models, "--json-bytes-max", "1K")
+    assert server.call("POST", "/v2/repository/index", b" " * 1025)[0] == 413
+    assert server.call("POST", "/v2/repository/index", b"{}" + b" " * 1022)[0] == 200
+
+
+def test_405_in_the_form_of_its_api(null_server):
+    status, _, body = null_server.call("POST", "/v1/models", b"")
+    assert status == 405 and json.loads(body)["error"]["message"] == "Method Not Allowed"
+    status, _, body = null_server.call("POST", "/v2", b"")
+    assert status == 405 and json.loads(body)["error"] == "Method Not Allowed"
 
 
 def test_typed_errors(null_models, serve):
