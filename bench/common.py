@@ -148,8 +148,9 @@ def triton(*options):
 def run(command, timeout_s=120, environment=None):
     """The command's output; its end with an error is a Failure."""
     try:
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                timeout=timeout_s, env=environment, stdin=subprocess.DEVNULL)
+        result = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True, timeout=timeout_s,
+                                env=environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Failure(f"{pathlib.Path(command[0]).name}: {error}") from None
     if result.returncode != 0:
@@ -165,11 +166,16 @@ def perf_analyzer_command(url, model, floats, concurrency, window_ms):
             "-p", str(window_ms), "-s", "999", "-r", "3"]
 
 
-def perf_analyzer(server, model, floats, concurrency, window_ms):
+def perf_analyzer(server, model, floats, concurrency, window_ms, may_retry=True):
     libraries = ":".join(map(str, VENV.glob("lib/python3*/site-packages/nvidia/cuda_runtime/lib")))
     environment = dict(os.environ, LD_LIBRARY_PATH=f"{PEERS / 'lib'}:{libraries}")
-    text = run(perf_analyzer_command(server.url, model, floats, concurrency, window_ms),
-               environment=environment)
+    try:
+        text = run(perf_analyzer_command(server.url, model, floats, concurrency, window_ms),
+                   environment=environment)
+    except Failure as failure:
+        if may_retry and "larger time window" in str(failure):
+            return perf_analyzer(server, model, floats, concurrency, 4 * window_ms, False)
+        raise
     found = [re.search(pattern, text) for pattern in
              (r"Throughput: ([\d.]+)", r"p50 latency: (\d+)", r"p99 latency: (\d+)")]
     if None in found:

@@ -21,7 +21,6 @@ RATE = 16000
 FORMS = {
     "2 threads": (2, 1, None),
     "2 workers": (1, 2, None),
-    "batched, 4": (2, 1, 4),
     "batched, 8": (2, 1, 8),
     "batched, 2 workers": (1, 2, 8),
 }

@@ -13,7 +13,7 @@ from common import (
 
 SIZES = {"64 B": 16, "600 KB": 150_000, "3 MB": 786_432}  # floats in, as many out
 CLIENTS = (1, 8, 32)
-ROUNDS = 2 if QUICK else 5
+ROUNDS = 1 if QUICK else 5
 # perf_analyzer counts only what begins and ends within one of its three windows.
 WINDOW_MS = {16: 700, 150_000: 700, 786_432: 1500}
 BENCH_S = 0.7 if QUICK else 1.5
@@ -48,9 +48,15 @@ class Case:
         self.results = ([], [])
 
     def round(self, servers):
-        for server, model, results in zip(servers, self.models, self.results):
-            if server is not None:
-                results.append(measure(server, model, self.client))
+        """A measurement that fails takes its partner's with it, and no other."""
+        try:
+            pair = [measure(server, model, self.client)
+                    for server, model in zip(servers, self.models) if server is not None]
+        except Failure as failure:
+            say(f"{' '.join(self.label)}: left out of this round: {failure}")
+            return
+        for results, result in zip(self.results, pair):
+            results.append(result)
 
     def values(self, side, key):
         return [result[key] for result in self.results[side]]
@@ -66,7 +72,7 @@ class Case:
                       for side in (0, 1)]
             if key in ("requests_per_s", "cpu_ms"):
                 cells.append(spread(self.ratios(key)) if self.results[1] else "-")
-        cells.append(number(max(self.values(0, "others") + self.values(1, "others"))))
+        cells.append(number(max(self.values(0, "others") + self.values(1, "others"), default=0)))
         return cells
 
 
@@ -80,7 +86,8 @@ def with_perf_analyzer(floats, clients):
 
 
 def with_berth_bench(floats, clients):
-    return lambda server, model: berth_bench(server, model, floats, clients, BENCH_S)
+    seconds = BENCH_S if floats < 500_000 else 2 * BENCH_S
+    return lambda server, model: berth_bench(server, model, floats, clients, seconds)
 
 
 def with_wrk(path, clients, script=None):
@@ -109,7 +116,9 @@ def shown(command):
 
 def note_missing():
     reason = missing("triton")
-    return f"\nTriton could not be installed here ({reason}); berth's figures stand alone.\n" if reason else ""
+    if reason is None:
+        return ""
+    return f"\nTriton could not be installed here ({reason}); berth's figures stand alone.\n"
 
 
 class Servers:
@@ -151,15 +160,19 @@ def identity():
             ("3 MB, 8 clients: requests/s", ">= 1.5", large.ratios("requests_per_s")),
             ("64 B, 1 client: median latency", "<= 0.5", cases[0].ratios("p50_ms")),
         ]
+    windows = ", ".join(f"{size}: {WINDOW_MS[floats]}" for size, floats in SIZES.items())
     command = (perf_analyzer_command("ADDR:PORT", "identity", "N", "C", "MS") if has_peer
                else berth_bench_command("ADDR:PORT", "identity", "N", "C", BENCH_S))
-    cpu = small.values(0, "client_ms")
+    client_ms, berth_ms = (number(median(small.values(0, key) or [0])) for key in
+                           ("client_ms", "cpu_ms"))
     return f"""One FP32 tensor in, the same out, binary both ways. berth: `null` engine. Peer: {PEER}.
 Medians of {ROUNDS} rounds; ratios are berth / Triton, with the range of the rounds in brackets.
-The client takes part of the same cores (at 64 B and 8 clients {number(median(cpu))} ms of CPU a request,
-beside berth's {number(median(small.values(0, 'cpu_ms')))}), so a low server cost shows in requests/s only as far as the client keeps up.
+The client takes part of the same cores (at 64 B and 8 clients {client_ms} ms of CPU a request,
+beside berth's {berth_ms}), so a low server cost shows in requests/s only as far as the client keeps up.
 {note_missing()}
-Command, for N floats, C clients and windows of MS ({', '.join(f"{size}: {WINDOW_MS[n]}" for size, n in SIZES.items())}): `{shown(command)}`
+Command, for N floats, C clients and windows of MS milliseconds ({windows}): `{shown(command)}`
+Servers: `{shown(servers[0].command)}`
+{f"and `{shown(servers[1].command)}`" if has_peer else ""}
 
 {table(["tensor", "clients", *HEAD], [case.row() for case in cases])}
 """, goals

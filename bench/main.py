@@ -7,6 +7,7 @@ import datetime
 import os
 import pathlib
 import platform
+import signal
 import sys
 import time
 
@@ -66,6 +67,9 @@ def met(wanted, value):
 def goal_table(goals):
     rows = []
     for what, wanted, ratios in goals:
+        if not ratios:
+            rows.append([what, wanted, "not measured", "-"])
+            continue
         value = median(ratios)
         rows.append([what, wanted, f"{value:.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
                      "yes" if met(wanted, value) else "**no**"])
@@ -117,6 +121,7 @@ def main(arguments):
         print("bench: FAILED: build/berth or models/ is missing\nbench: Run: make build models",
               file=sys.stderr)
         return 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped too
     text, complete = report(arguments or known)
     path = LOGS / "benchmarks.md" if arguments or QUICK else ROOT / "docs/benchmarks.md"
     path.parent.mkdir(parents=True, exist_ok=True)
