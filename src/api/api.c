@@ -24,7 +24,6 @@ static const struct berth_route *const route_tables[] = {
     berth_admin_routes,
 };
 
-static void on_ensured(struct berth_post *post);
 static void on_head(void *subject, struct berth_exchange *exchange);
 static void on_body(void *subject, struct berth_exchange *exchange, uint64_t length);
 static void on_end(void *subject, struct berth_exchange *exchange);
@@ -245,21 +244,18 @@ enum berth_code berth_call_read_deadline(struct berth_call *call, struct berth_e
     return BERTH_OK;
 }
 
-enum berth_code berth_call_with_signature(struct berth_call *call,
-                                          enum berth_code (*next)(struct berth_call *call,
-                                                                  struct berth_err *err),
-                                          struct berth_err *err)
+enum berth_code berth_call_spec(struct berth_call *call, struct berth_model_spec **out,
+                                struct berth_err *err)
 {
+    char reason[sizeof(err->msg)];
     struct berth_model_spec *spec = berth_model_spec(call->model);
-    bool known = spec != NULL && spec->completed;
-    berth_spec_release(spec);
-    if (known) {
-        return next(call, err);
+    if (spec == NULL || !spec->completed) { /* its files could not be read */
+        berth_spec_release(spec);
+        berth_model_reason(call->model, reason, sizeof(reason));
+        return berth_fail_field(err, BERTH_UNAVAILABLE, "model", "%s",
+                                reason[0] == '\0' ? "the model cannot be read" : reason);
     }
-    call->next = next;
-    call->admin.kind = BERTH_ADMIN_ENSURE;
-    call->admin.name = call->model->name;
-    berth_call_admin(call, on_ensured);
+    *out = spec;
     return BERTH_OK;
 }
 
@@ -270,18 +266,6 @@ void berth_call_admin(struct berth_call *call, void (*on_done)(struct berth_post
     call->admin.state = call;
     berth_call_pin(call);
     berth_sched_admin(call->api->options.sched, &call->admin);
-}
-
-static void on_ensured(struct berth_post *post)
-{
-    struct berth_admin *admin = BERTH_CONTAINER_OF(post, struct berth_admin, post);
-    struct berth_call *call = admin->state;
-    struct berth_err err = admin->err;
-    if (call->exchange != NULL &&
-        (err.code != BERTH_OK || call->next(call, &err) != BERTH_OK)) {
-        berth_call_fail(call, &err);
-    }
-    berth_call_unpin(call);
 }
 
 static void on_head(void *subject, struct berth_exchange *exchange)

@@ -51,7 +51,6 @@ struct berth_call {
     struct berth_model *model;       /* retained, where the path or form named one */
     struct berth_media_job media;
     struct berth_admin admin;
-    enum berth_code (*next)(struct berth_call *call, struct berth_err *err); /* after admin */
     struct berth_arena arena;        /* what must live as long as the call */
     uint64_t t_deadline_ns;          /* as the client named it; 0: it did not */
     void *state;                     /* the route's own, in arena */
@@ -87,12 +86,10 @@ enum berth_code berth_call_submit(struct berth_call *call, struct berth_err *err
 enum berth_code berth_call_read_deadline(struct berth_call *call,
                                          struct berth_err *err) BERTH_MUST_USE;
 
-/* Calls next once the model's inputs and outputs are known: at once, or, where only the files tell
- * and it was never loaded, after its load. An error of next, then, is answered here. */
-enum berth_code berth_call_with_signature(struct berth_call *call,
-                                          enum berth_code (*next)(struct berth_call *call,
-                                                                  struct berth_err *err),
-                                          struct berth_err *err);
+/* The model's spec with its inputs and outputs, retained. A scan describes every model whose files
+ * can be read, cold or warm; UNAVAILABLE says why it could not. */
+enum berth_code berth_call_spec(struct berth_call *call, struct berth_model_spec **out,
+                                struct berth_err *err) BERTH_MUST_USE;
 /* Sends call->admin (kind, name, config_json set); on_done as berth_admin says. */
 void berth_call_admin(struct berth_call *call, void (*on_done)(struct berth_post *post));
 

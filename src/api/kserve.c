@@ -25,8 +25,6 @@ static enum berth_code model_ready(struct berth_call *call, struct berth_err *er
 static enum berth_code server_metadata(struct berth_call *call, struct berth_err *err);
 static enum berth_code model_metadata(struct berth_call *call, struct berth_err *err);
 static enum berth_code model_config(struct berth_call *call, struct berth_err *err);
-static enum berth_code put_metadata(struct berth_call *call, struct berth_err *err);
-static enum berth_code put_config(struct berth_call *call, struct berth_err *err);
 static enum berth_code model_stats(struct berth_call *call, struct berth_err *err);
 static enum berth_code all_stats(struct berth_call *call, struct berth_err *err);
 static enum berth_code repository_index(struct berth_call *call, struct berth_err *err);
@@ -142,25 +140,16 @@ static enum berth_code server_metadata(struct berth_call *call, struct berth_err
 
 static enum berth_code model_metadata(struct berth_call *call, struct berth_err *err)
 {
-    BERTH_TRY(berth_kserve_find_model(call, call->segments[1], err));
-    return berth_call_with_signature(call, put_metadata, err);
-}
-
-static enum berth_code model_config(struct berth_call *call, struct berth_err *err)
-{
-    BERTH_TRY(berth_kserve_find_model(call, call->segments[1], err));
-    return berth_call_with_signature(call, put_config, err);
-}
-
-static enum berth_code put_metadata(struct berth_call *call, struct berth_err *err)
-{
     struct berth_model **models = NULL;
     size_t count = 0;
     struct berth_buf text = {0};
-    if (!berth_catalog_versions(call->api->options.catalog, call->model->name, &models, &count)) {
+    struct berth_model_spec *spec = NULL;
+    BERTH_TRY(berth_kserve_find_model(call, call->segments[1], err));
+    BERTH_TRY(berth_call_spec(call, &spec, err));
+    if (!berth_catalog_versions(call->api->options.catalog, spec->name, &models, &count)) {
+        berth_spec_release(spec);
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the answer");
     }
-    struct berth_model_spec *spec = berth_model_spec(call->model);
     berth_buf_puts(&text, "{\"name\":");
     berth_buf_json_string(&text, spec->name, strlen(spec->name));
     berth_buf_puts(&text, ",\"versions\":[");
@@ -185,10 +174,12 @@ static enum berth_code put_metadata(struct berth_call *call, struct berth_err *e
     return BERTH_OK;
 }
 
-static enum berth_code put_config(struct berth_call *call, struct berth_err *err)
+static enum berth_code model_config(struct berth_call *call, struct berth_err *err)
 {
     struct berth_buf text = {0};
-    struct berth_model_spec *spec = berth_model_spec(call->model);
+    struct berth_model_spec *spec = NULL;
+    BERTH_TRY(berth_kserve_find_model(call, call->segments[1], err));
+    BERTH_TRY(berth_call_spec(call, &spec, err));
     if (spec->config_json == NULL) {
         berth_spec_release(spec);
         return berth_fail(err, BERTH_UNAVAILABLE, "model '%s' has no configuration yet",

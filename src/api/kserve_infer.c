@@ -28,13 +28,14 @@ enum berth_code berth_kserve_infer_end(struct berth_call *call, struct berth_err
     if (call->state == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
     }
-    return berth_call_with_signature(call, parse_and_submit, err);
+    return parse_and_submit(call, err);
 }
 
 static enum berth_code parse_and_submit(struct berth_call *call, struct berth_err *err)
 {
     struct berth_kserve_form *form = call->state;
-    struct berth_model_spec *spec = berth_model_spec(call->model);
+    struct berth_model_spec *spec = NULL;
+    BERTH_TRY(berth_call_spec(call, &spec, err));
     form->request = call->request;
     form->spec = spec;
     form->header_length = berth_http_header(call->exchange, "Inference-Header-Content-Length");

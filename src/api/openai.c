@@ -136,7 +136,7 @@ static enum berth_code end(struct berth_call *call, struct berth_err *err)
     BERTH_TRY(berth_call_open_request(call, on_part, err));
     call->request->body = berth_http_take_body(call->exchange);
     call->request->stamps.t_received_ns = berth_clock_now_ns();
-    return berth_call_with_signature(call, decode, err);
+    return decode(call, err);
 }
 
 static enum berth_code judge_parts(struct berth_call *call, struct berth_err *err)
@@ -281,9 +281,9 @@ static enum berth_code decode(struct berth_call *call, struct berth_err *err)
 {
     struct speech *speech = call->state;
     struct berth_request *request = call->request;
-    struct berth_model_spec *spec = berth_model_spec(call->model);
-    bool hears = spec != NULL && spec->task != NULL &&
-                 strcmp(spec->task, "automatic-speech-recognition") == 0;
+    struct berth_model_spec *spec = NULL;
+    BERTH_TRY(berth_call_spec(call, &spec, err));
+    bool hears = strcmp(spec->task, "automatic-speech-recognition") == 0;
     berth_spec_release(spec);
     if (!hears) {
         return berth_fail_field(err, BERTH_INVALID, "model",
