@@ -130,6 +130,7 @@ struct berth_runtime {
     struct berth_link waits;       /* ops that wait for it (ops.h) */
     bool keep;                     /* its copies are never evicted */
     uint32_t failures;             /* in a row */
+    uint64_t stamp_failed;         /* files_stamp of the last load that failed; 0: none */
     uint64_t load_ns;              /* moving average; 0: unknown */
     uint64_t bytes_measured;       /* at the last load */
 };
@@ -195,6 +196,9 @@ void berth_ticket_arm(struct berth_ticket *ticket);     /* its timer, for what i
 
 /* runtime.c - states of a model. */
 struct berth_runtime *berth_runtime_of(struct berth_sched *sched, struct berth_model *model);
+/* UNAVAILABLE with the reason while a failed load's back-off lasts (R9). Any thread. */
+enum berth_code berth_runtime_judge(struct berth_model *model, uint64_t now_ns,
+                                    struct berth_err *err) BERTH_MUST_USE;
 /* Single flight: joins a load under way. Takes spec, whatever happens. */
 enum berth_code berth_runtime_load(struct berth_runtime *runtime, struct berth_model_spec *spec,
                                    struct berth_err *err) BERTH_MUST_USE;

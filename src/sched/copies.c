@@ -218,6 +218,7 @@ static void deliver_loaded(struct berth_post *post)
     struct berth_err err = msg->err;
     copy->sched->loads_under_way--;
     if (err.code != BERTH_OK) {
+        runtime->stamp_failed = copy->spec->files_stamp;
         bool abandoned = copy->abandoned;
         if (runtime->next == copy) {
             runtime->next = NULL;
@@ -236,6 +237,7 @@ static void deliver_loaded(struct berth_post *post)
     if (copy->abandoned) {
         berth_copy_retire(copy);
     } else if (code != BERTH_OK) {
+        runtime->stamp_failed = copy->spec->files_stamp;
         berth_copy_retire(copy);
         berth_runtime_failed(runtime, &err, false);
     } else {
@@ -249,9 +251,8 @@ static enum berth_code settle_in(struct berth_copy *copy, struct berth_err *err)
     struct berth_residency *ledger = &copy->device->ledger;
     BERTH_TRY(berth_batcher_create(copy->spec, &copy->batcher, err));
     BERTH_TRY(berth_seats_create(copy, copy->msg.instance_count, copy->msg.slots, err));
-    evict(ledger, 0);
     uint64_t missing = berth_residency_missing(ledger, 0);
-    if (missing > 0) {
+    if (missing > berth_residency_evictable(ledger)) { /* R6: then nobody leaves for it */
         bool never = copy->lease.bytes > ledger->bytes_max;
         enum berth_code code = berth_fail(
             err, never ? BERTH_TOO_LARGE : BERTH_UNAVAILABLE,
@@ -260,6 +261,7 @@ static enum berth_code settle_in(struct berth_copy *copy, struct berth_err *err)
         err->retry_after_ms = never ? 0 : berth_retry_ms(1, copy->sched->load_ns);
         return code;
     }
+    evict(ledger, 0);
     return BERTH_OK;
 }
 

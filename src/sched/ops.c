@@ -104,7 +104,8 @@ void berth_ops_drained(struct berth_sched *sched)
     }
 }
 
-/* Those whose job or descriptions are out stay until these are back. */
+/* Those whose job or descriptions are out are answered when these are back: until then the
+ * repository reads what the admin lends. */
 void berth_ops_close(struct berth_sched *sched)
 {
     struct berth_err err = {0};
@@ -113,10 +114,6 @@ void berth_ops_close(struct berth_sched *sched)
     BERTH_LIST_EACH_SAFE(link, &sched->ops) {
         struct berth_op *op = BERTH_CONTAINER_OF(link, struct berth_op, link);
         berth_op_fail(op, &err);
-        if (op->admin != NULL) {
-            reply(op->admin, &op->err);
-            op->admin = NULL;
-        }
         if (op->kind == BERTH_ADMIN_DRAIN) {
             op_end(op);
         } else {
@@ -297,7 +294,7 @@ static void load_listed(struct berth_op *op, const char *name, bool ensure)
 static void ensure_one(struct berth_op *op, struct berth_model *model)
 {
     struct berth_runtime *runtime = model->sched_state;
-    uint64_t t_retry_ns = atomic_load(&model->t_retry_ns);
+    struct berth_err err = {0};
     if (runtime->current != NULL) {
         return;
     }
@@ -305,13 +302,7 @@ static void ensure_one(struct berth_op *op, struct berth_model *model)
         berth_op_wait(op, runtime);
         return;
     }
-    if (berth_model_state(model) == BERTH_STATE_FAILED && op->sched->now_ns < t_retry_ns) { /* R9 */
-        struct berth_err err = {0};
-        char reason[sizeof(err.msg)];
-        berth_model_reason(model, reason, sizeof(reason));
-        (void)berth_fail(&err, BERTH_UNAVAILABLE, "%s", reason);
-        err.retry_after_ms =
-            t_retry_ns == UINT64_MAX ? 0 : berth_retry_ms(1, t_retry_ns - op->sched->now_ns);
+    if (berth_runtime_judge(model, op->sched->now_ns, &err) != BERTH_OK) {
         berth_op_fail(op, &err);
         return;
     }

@@ -8,7 +8,7 @@
 struct berth_op {
     struct berth_sched *sched;
     struct berth_link link;        /* sched->ops */
-    struct berth_admin *admin;     /* NULL: nobody waits (any more) */
+    struct berth_admin *admin;     /* NULL: the controller's own */
     enum berth_admin_kind kind;
     bool at_start;                 /* the scan that begins everything */
     bool has_override;

@@ -40,6 +40,23 @@ struct berth_runtime *berth_runtime_of(struct berth_sched *sched, struct berth_m
     return runtime;
 }
 
+enum berth_code berth_runtime_judge(struct berth_model *model, uint64_t now_ns,
+                                    struct berth_err *err)
+{
+    char reason[sizeof(err->msg)];
+    uint64_t t_retry_ns = atomic_load(&model->t_retry_ns);
+    if (berth_model_state(model) != BERTH_STATE_FAILED || now_ns >= t_retry_ns) {
+        return BERTH_OK;
+    }
+    berth_model_reason(model, reason, sizeof(reason));
+    (void)berth_fail(err, BERTH_UNAVAILABLE, "model '%.80s' could not be loaded: %.130s",
+                     model->name, reason);
+    if (err != NULL && t_retry_ns != UINT64_MAX) {
+        err->retry_after_ms = berth_retry_ms(1, t_retry_ns - now_ns);
+    }
+    return BERTH_UNAVAILABLE;
+}
+
 enum berth_code berth_runtime_load(struct berth_runtime *runtime, struct berth_model_spec *spec,
                                    struct berth_err *err)
 {
@@ -66,15 +83,11 @@ void berth_runtime_want(struct berth_ticket *ticket)
     struct berth_model *model = runtime->model;
     struct berth_err err = {0};
     if (runtime->next == NULL) {
-        uint64_t t_retry_ns = atomic_load(&model->t_retry_ns);
-        char text[sizeof(err.msg)];
-        if (berth_model_state(model) == BERTH_STATE_FAILED && sched->now_ns < t_retry_ns) {
-            berth_model_reason(model, text, sizeof(text));
-            refuse(ticket, BERTH_UNAVAILABLE,
-                   t_retry_ns == UINT64_MAX ? 0 : berth_retry_ms(1, t_retry_ns - sched->now_ns),
-                   text);
+        if (berth_runtime_judge(model, sched->now_ns, &err) != BERTH_OK) {
+            berth_ticket_answer(ticket, NULL, &err);
             return;
         }
+        char text[sizeof(err.msg)];
         if (sched->options.mode != BERTH_CONTROL_DEMAND || !atomic_load(&model->listed)) {
             snprintf(text, sizeof(text),
                      "Request for unknown model: '%.150s' has no available versions", model->name);

@@ -197,13 +197,15 @@ static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
     const struct berth_model_spec *present =
         runtime->next != NULL ? runtime->next->spec : runtime->current->spec;
     bool same = !op->has_override && is_same(present, found->spec);
+    bool wait_on = runtime->stamp_failed == found->spec->files_stamp &&
+                   op->sched->now_ns < atomic_load(&runtime->model->t_retry_ns); /* R9 */
     atomic_store(&runtime->model->listed, true);
     if (op->kind == BERTH_ADMIN_LOAD && !same) {
         struct berth_model_spec *spec = found->spec;
         found->spec = NULL;
         berth_op_load(op, runtime, spec);
-    } else if (op->kind == BERTH_ADMIN_SCAN && !same && found->spec->files_stamp != 0 &&
-               op->sched->options.mode == BERTH_CONTROL_POLL) {
+    } else if (op->kind == BERTH_ADMIN_SCAN && !same && !wait_on &&
+               found->spec->files_stamp != 0 && op->sched->options.mode == BERTH_CONTROL_POLL) {
         struct berth_model_spec *spec = found->spec;
         found->spec = NULL;
         berth_op_load(op, runtime, spec);

@@ -137,20 +137,7 @@ enum berth_code berth_sched_judge(struct berth_sched *sched, struct berth_model 
     if (depth >= sched->options.model_queue_max && model_is_full(sched, model, depth)) {
         return busy(sched, model, depth, err);
     }
-    uint64_t t_retry_ns = atomic_load(&model->t_retry_ns);
-    uint64_t now_ns = outside_now_ns(sched);
-    if (berth_model_state(model) == BERTH_STATE_FAILED && now_ns < t_retry_ns) { /* R9 */
-        struct berth_err fault = {0};
-        char reason[sizeof(fault.msg)];
-        berth_model_reason(model, reason, sizeof(reason));
-        (void)berth_fail(err, BERTH_UNAVAILABLE, "model '%.80s' could not be loaded: %.130s",
-                         model->name, reason);
-        if (err != NULL && t_retry_ns != UINT64_MAX) {
-            err->retry_after_ms = berth_retry_ms(1, t_retry_ns - now_ns);
-        }
-        return BERTH_UNAVAILABLE;
-    }
-    return BERTH_OK;
+    return berth_runtime_judge(model, outside_now_ns(sched), err);
 }
 
 void berth_sched_admin(struct berth_sched *sched, struct berth_admin *admin)

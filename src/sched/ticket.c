@@ -208,6 +208,9 @@ static void fire(struct berth_timer *timer)
         err.retry_after_ms = berth_runtime_predict_ms(ticket->runtime);
         berth_ticket_answer(ticket, NULL, &err);
     } else {
+        if (ticket->state == BERTH_TICKET_QUEUED) {
+            berth_dispatch_mark(ticket->copy); /* DELAY: another one is at the head (S10) */
+        }
         berth_ticket_arm(ticket);
     }
 }

@@ -10,7 +10,6 @@
 
 #include "base/mem.h"
 #include "model/config_tree.h"
-#include "model/config_tree.h"
 #include "worker/warmup.h"
 
 struct berth_loaded {
@@ -26,7 +25,7 @@ static enum berth_code make_instances(struct berth_loaded *loaded, uint32_t coun
                                       struct berth_err *err);
 static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *slabs,
                                struct berth_model *model, struct berth_err *err);
-static bool is_wanted(struct berth_batch *batch);
+static bool is_wanted(const struct berth_batch *batch);
 static void run_batch(struct berth_loaded *loaded, struct berth_worker_msg *msg);
 static void run_step(struct berth_loaded *loaded, struct berth_worker_msg *msg);
 static void destroy_parts(struct berth_batch *batch);
@@ -162,24 +161,21 @@ static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *
     return BERTH_OK;
 }
 
-/* Does anybody still wait? If not, each row ends here. */
-static bool is_wanted(struct berth_batch *batch)
+/* Does anybody still wait? */
+static bool is_wanted(const struct berth_batch *batch)
 {
     for (size_t i = 0; i < batch->row_count; i++) {
         if (!atomic_load_explicit(&batch->rows[i].request->cancelled, memory_order_relaxed)) {
             return true;
         }
     }
-    for (size_t i = 0; i < batch->row_count; i++) {
-        batch->rows[i].part = NULL;
-        (void)berth_fail(&batch->rows[i].err, BERTH_CANCELLED, "cancelled before it ran");
-    }
     return false;
 }
 
 static void run_batch(struct berth_loaded *loaded, struct berth_worker_msg *msg)
 {
-    if (!is_wanted(&msg->batch)) {
+    if (!is_wanted(&msg->batch)) { /* an error of the message: nothing ran, nothing is counted */
+        (void)berth_fail(&msg->err, BERTH_CANCELLED, "cancelled before it ran");
         return;
     }
     for (size_t i = 0; i < msg->batch.row_count; i++) {

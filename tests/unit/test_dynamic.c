@@ -362,6 +362,37 @@ static void queue_timeout_delays(void **state)
     rig_close(&rig);
 }
 
+/* One that is moved back leaves the head to another, whose batch may be complete (S10). */
+static void moved_back_wakes_the_next(void **state)
+{
+    struct rig rig;
+    struct rig_client late, full;
+    struct berth_model_spec *spec = dynamic_spec("a");
+    spec->dynamic.delay_us_max = 50000;
+    spec->dynamic.policy_default.timeout_us_default = 10000;
+    spec->dynamic.policy_default.timeout_action = BERTH_TIMEOUT_DELAY;
+    rig_open(&rig);
+    rig_begin(&rig);
+    struct berth_model *model = rig_warm(&rig, spec);
+    rig_ask(&rig, &late, model);
+    rig_advance(&rig, 5 * RIG_MS);
+    assert_true(rig_request(&rig, &full, model, 8, 5)); /* another shape, a whole batch */
+    assert_int_equal(rig_submit(&rig, &full), BERTH_OK);
+    rig_turn(&rig);
+    assert_int_equal(rig.sent_count, 0); /* the head waits for company */
+    rig_advance(&rig, 5 * RIG_MS);
+    assert_int_equal(rig.sent_count, 1);
+    assert_ptr_equal(rig.sent[0]->batch.rows[0].request, full.request);
+    rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
+    rig_advance(&rig, 100 * RIG_MS);
+    finish_all(&rig);
+    assert_int_equal(late.finals + full.finals, 2);
+    rig_leave(&late);
+    rig_leave(&full);
+    rig_drop(model);
+    rig_close(&rig);
+}
+
 /* A request's own timeout counts where the policy allows it, and only to shorten. */
 static void timeout_override(void **state)
 {
@@ -523,6 +554,7 @@ int main(void)
         cmocka_unit_test(max_queue_size_is_exact),
         cmocka_unit_test(queue_timeout_rejects),
         cmocka_unit_test(queue_timeout_delays),
+        cmocka_unit_test(moved_back_wakes_the_next),
         cmocka_unit_test(timeout_override),
         cmocka_unit_test(preserve_ordering_holds_answers),
         cmocka_unit_test(held_answers_are_not_lost),

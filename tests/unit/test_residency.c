@@ -164,6 +164,7 @@ static void measured_bytes_count(void **state)
     rig_finish(&rig, BERTH_WORKER_LOAD, RIG_MS);
     assert_int_equal(client.code, BERTH_TOO_LARGE);
     assert_int_equal(berth_model_state(c), BERTH_STATE_FAILED);
+    assert_int_equal(berth_model_state(b), BERTH_STATE_WARM); /* R6: nobody left for it */
     while (rig_sent(&rig, BERTH_WORKER_UNLOAD) != NULL) {
         rig_finish(&rig, BERTH_WORKER_UNLOAD, RIG_MS);
     }

@@ -290,8 +290,43 @@ static void destroy_while_the_disk_is_read(void **state)
                                  .kind = BERTH_ADMIN_LOAD, .name = "a", .state = &yard.rig};
     berth_sched_admin(yard.rig.sched, &admin);
     rig_turn(&yard.rig);
+    berth_ops_close(yard.rig.sched);
+    rig_replies(&yard.rig);
+    assert_null(yard.rig.admin_back); /* the repository reads its name */
     yard_close(&yard);
     assert_ptr_equal(yard.rig.admin_back, &admin);
+}
+
+/* R9: a changed model that cannot be loaded is not loaded again at each look, but for new files. */
+static void poll_keeps_the_back_off(void **state)
+{
+    struct yard yard;
+    struct rig *rig = &yard.rig;
+    yard_open(&yard, BERTH_CONTROL_POLL);
+    rig->options.load_backoff_ns = 10 * rig->options.poll_ns;
+    rig_begin(rig);
+    until_idle(&yard);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    write_config(&yard, "b", "backend: \"identity\" max_batch_size: 32 # bad");
+    rig_advance(rig, rig->options.poll_ns);
+    until_idle(&yard);
+    struct berth_worker_msg *load = rig_sent(rig, BERTH_WORKER_LOAD);
+    assert_non_null(load);
+    (void)berth_fail(&load->err, BERTH_INVALID, "bad weights");
+    rig_finish(rig, BERTH_WORKER_LOAD, RIG_MS);
+    until_idle(&yard);
+    assert_int_equal(state_of(&yard, "b"), BERTH_STATE_WARM);
+    rig_advance(rig, rig->options.poll_ns);
+    until_idle(&yard);
+    assert_int_equal(rig_count(rig, BERTH_WORKER_LOAD), 0);
+    write_config(&yard, "b", "backend: \"identity\" max_batch_size: 16 # mended");
+    rig_advance(rig, rig->options.poll_ns);
+    until_idle(&yard);
+    assert_int_equal(rig_count(rig, BERTH_WORKER_LOAD), 1);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    finish_kind(&yard, BERTH_WORKER_UNLOAD);
+    assert_int_equal(batch_of(&yard, "b"), 16);
+    yard_close(&yard);
 }
 
 int main(void)
@@ -305,6 +340,7 @@ int main(void)
         cmocka_unit_test(a_changed_model_is_reloaded_on_load),
         cmocka_unit_test(poll_follows_the_folder),
         cmocka_unit_test(destroy_while_the_disk_is_read),
+        cmocka_unit_test(poll_keeps_the_back_off),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
