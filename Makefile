@@ -32,7 +32,7 @@ soak:
 	BERTH_SOAK=1 tests/check
 
 bench: build models
-	./setup venv-test
+	./setup packages-test venv-test
 	bench/run
 
 clean:
