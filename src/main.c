@@ -50,7 +50,8 @@ int main(int argc, char **argv)
         puts("berth " BERTH_VERSION);
         return 0;
     }
-    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "help") == 0) {
+    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
         usage(argc < 2 ? stderr : stdout);
         return argc < 2 ? 2 : 0;
     }
@@ -92,6 +93,8 @@ static int help(const struct command *command)
 {
     printf("berth %s %s\n%s\n\n", command->name, command->arguments, command->help);
     berth_config_print_help(stdout, command->id);
+    printf("\nTIME is as 500ms, 30s or 2h; BYTES as 512K, 64M or 2G. The environment sets options too:\n"
+           "--log-level is BERTH_LOG_LEVEL.\n");
     return 0;
 }
 

@@ -276,9 +276,6 @@ static enum berth_code fail_unknown(enum berth_command command, const char *name
     char copy[NAME_MAX_LENGTH + 1];
     size_t length = strcspn(bare, "=");
     const struct option *known = find_option(bare, length);
-    if (known != NULL) {
-        return berth_fail(err, BERTH_INVALID, "--%s is not an option of this command", known->flag);
-    }
     snprintf(copy, sizeof(copy), "%.*s", (int)(length < 60 ? length : 60), bare);
     size_t best = strlen(copy) / 3 + 2; /* farther is not near */
     for (size_t i = 0; i < BERTH_COUNT_OF(options); i++) {
@@ -287,6 +284,11 @@ static enum berth_code fail_unknown(enum berth_command command, const char *name
             best = distance;
             nearest = options[i].flag;
         }
+    }
+    if (known != NULL) {
+        return berth_fail(err, BERTH_INVALID, "--%s is not an option of this command%s%s%s",
+                          known->flag, nearest == NULL ? "" : "; did you mean --",
+                          nearest == NULL ? "" : nearest, nearest == NULL ? "" : "?");
     }
     if (nearest == NULL) {
         return berth_fail(err, BERTH_INVALID, "unknown option %.60s; --help tells all", name);

@@ -28,7 +28,18 @@ enum berth_command {
 #define BERTH_SERVING (BERTH_CMD_SERVE | BERTH_CMD_TRANSCRIBE)
 #define BERTH_OPTIONS(X)                                                                           \
     X(STRING, models, "models", BERTH_CMD_SERVE | BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS,         \
-      "models", 0, 0, "folder of the model repository")                                            \
+      "models", 0, 0, "folder of models in Triton's layout: NAME/1/model.onnx, ...")               \
+    X(STRING, model, "model", BERTH_CMD_TRANSCRIBE | BERTH_CMD_BENCH, "whisper-tiny.en", 0, 0,     \
+      "model to use; berth models lists them")                                                     \
+    X(STRING, format, "format", BERTH_CMD_TRANSCRIBE, "text", 0, 0,                                \
+      "text, json, verbose_json, srt or vtt")                                                      \
+    X(STRING, language, "language", BERTH_CMD_TRANSCRIBE, "", 0, 0, "language spoken, as en")      \
+    X(STRING, prompt, "prompt", BERTH_CMD_TRANSCRIBE, "", 0, 0, "words to expect")                 \
+    X(FLAG, words, "words", BERTH_CMD_TRANSCRIBE, "false", 0, 0, "with verbose_json: word times")  \
+    X(STRING, server, "server", BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS, "", 0, 0,                 \
+      "URL of a running berth; without it the model runs in this command")                         \
+    X(STRING, key, "key", BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS | BERTH_CMD_BENCH, "", 0, 0,     \
+      "API key for the server")                                                                    \
     X(LIST, listen, "listen", BERTH_CMD_SERVE, "127.0.0.1:8000", 0, 0,                             \
       "ADDR:PORT to serve on; may be given several times; port 0 takes a free one")                \
     X(FLAG, triton_ports, "triton-ports", BERTH_CMD_SERVE, "false", 0, 0,                          \
@@ -100,18 +111,6 @@ enum berth_command {
       "memory of one decode process")                                                              \
     X(TIME, audio_max, "audio-max", BERTH_SERVING, "2h", 1e6, 360000e9,                            \
       "longest audio; longer ones get 413")                                                        \
-    X(STRING, log_level, "log-level", BERTH_CMD_ALL, "info", 0, 0, "error, warn, info or debug")   \
-    X(STRING, model, "model", BERTH_CMD_TRANSCRIBE | BERTH_CMD_BENCH, "whisper-tiny.en", 0, 0,     \
-      "model to use")                                                                              \
-    X(STRING, format, "format", BERTH_CMD_TRANSCRIBE, "text", 0, 0,                                \
-      "text, json, verbose_json, srt or vtt")                                                      \
-    X(STRING, language, "language", BERTH_CMD_TRANSCRIBE, "", 0, 0, "language spoken, as en")      \
-    X(STRING, prompt, "prompt", BERTH_CMD_TRANSCRIBE, "", 0, 0, "words to expect")                 \
-    X(FLAG, words, "words", BERTH_CMD_TRANSCRIBE, "false", 0, 0, "with verbose_json: word times")  \
-    X(STRING, server, "server", BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS, "", 0, 0,                 \
-      "URL of a running berth; without it the model runs in this command")                         \
-    X(STRING, key, "key", BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS | BERTH_CMD_BENCH, "", 0, 0,     \
-      "API key for the server")                                                                    \
     X(STRING, url, "url", BERTH_CMD_BENCH, "http://127.0.0.1:8000", 0, 0, "server to load")        \
     X(STRING, input, "input", BERTH_CMD_BENCH, "", 0, 0,                                           \
       "audio file to send, or for KServe NAME:DTYPE:DIMS, as INPUT0:FP32:16")                      \
@@ -124,6 +123,7 @@ enum berth_command {
     X(COUNT, pid, "pid", BERTH_CMD_BENCH, "0", 0, 4e6,                                             \
       "process of the server: its CPU time, with its children's, is printed")                      \
     X(COUNT, seed, "seed", BERTH_CMD_BENCH, "1", 0, 1e15, "of the arrival times")                  \
+    X(STRING, log_level, "log-level", BERTH_CMD_ALL, "info", 0, 0, "error, warn, info or debug")   \
     X(FLAG, json, "json", BERTH_CMD_MODELS | BERTH_CMD_DOCTOR | BERTH_CMD_BENCH, "false", 0, 0,    \
       "print JSON")
 

@@ -11,5 +11,9 @@ int berth_cli_doctor(const struct berth_config *config);
 int berth_cli_bench(const struct berth_config *config);
 /* Says on standard error what went wrong; returns 1. */
 int berth_cli_fail(const struct berth_err *err);
+/* The same, of one file. */
+int berth_cli_fail_file(const char *path, const struct berth_err *err);
+/* The same, and how to come by models where --models names no folder. */
+int berth_cli_fail_models(const struct berth_config *config, const struct berth_err *err);
 
 #endif

@@ -43,7 +43,7 @@ static int list_folder(const struct berth_config *config)
     struct berth_repo_job job = {.kind = BERTH_REPO_SCAN};
     const char *path = config->models[0] == '\0' ? "models" : config->models;
     if (berth_repo_open(path, &repo, &err) != BERTH_OK) {
-        return berth_cli_fail(&err);
+        return berth_cli_fail_models(config, &err);
     }
     berth_repo_run(repo, &job);
     int status = job.err.code == BERTH_OK ? show(config, folder_json(&job))

@@ -33,8 +33,7 @@ int berth_remote_transcribe(const struct berth_config *config)
             fwrite(berth_buf_text(&answer), 1, answer.length, stdout);
             fflush(stdout);
         } else {
-            fprintf(stderr, "%s: ", path);
-            status = berth_cli_fail(&err);
+            status = berth_cli_fail_file(path, &err);
         }
         berth_buf_finish(&answer);
     }
@@ -87,11 +86,13 @@ static enum berth_code open_handle(const struct berth_config *config, const char
 static enum berth_code perform(CURL *curl, struct berth_buf *answer, long *status,
                                struct berth_err *err)
 {
+    const char *url = "";
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_bytes);
     curl_easy_setopt(curl, CURLOPT_WRITEDATA, answer);
     CURLcode result = curl_easy_perform(curl);
     if (result != CURLE_OK) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no answer from the server: %s",
+        curl_easy_getinfo(curl, CURLINFO_EFFECTIVE_URL, &url);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no answer from %.120s: %s", url,
                           curl_easy_strerror(result));
     }
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, status);

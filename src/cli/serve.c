@@ -65,7 +65,7 @@ int berth_cli_serve(const struct berth_config *config)
     raise_descriptor_limit();
     if (start(config, &server, &err) != BERTH_OK) {
         finish(&server);
-        return berth_cli_fail(&err);
+        return berth_cli_fail_models(config, &err);
     }
     say_hello(config, &server);
     wait_signal(server.signals, UINT64_MAX);

@@ -83,7 +83,7 @@ static int embedded(const struct berth_config *config, struct berth_transcript_s
     if (berth_log_parse_level(strcmp(own.log_level, "info") == 0 ? "warn" : own.log_level, &err) !=
             BERTH_OK ||
         berth_stack_start(&own, &stack, &err) != BERTH_OK) {
-        return berth_cli_fail(&err);
+        return berth_cli_fail_models(&own, &err);
     }
     for (size_t i = 0; i < config->arguments.count; i++) {
         struct berth_buf out = {0};
@@ -96,8 +96,7 @@ static int embedded(const struct berth_config *config, struct berth_transcript_s
             fwrite(out.bytes, 1, out.length, stdout);
             fflush(stdout);
         } else {
-            fprintf(stderr, "%s: ", work.path);
-            status = berth_cli_fail(&err);
+            status = berth_cli_fail_file(work.path, &err);
         }
         berth_buf_finish(&out);
     }
