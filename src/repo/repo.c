@@ -287,12 +287,14 @@ static enum berth_code names_list(const char *path, char ***out, size_t *count,
             berth_log_warn("repo", 0, "a folder of %s has a name that no model may have", path);
             continue;
         }
+        if (used == MODELS_MAX) {
+            code = berth_fail(err, BERTH_TOO_LARGE, "%s has more than %d models", path, MODELS_MAX);
+            break;
+        }
         if (used == capacity) {
             size_t more = capacity == 0 ? 64 : capacity * 2;
-            char **grown = more > MODELS_MAX * 2
-                               ? NULL
-                               : berth_resize(names, capacity * sizeof(*names),
-                                              more * sizeof(*names));
+            char **grown =
+                berth_resize(names, capacity * sizeof(*names), more * sizeof(*names));
             names = grown == NULL ? names : grown;
             capacity = grown == NULL ? capacity : more;
         }
