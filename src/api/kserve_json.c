@@ -13,6 +13,8 @@
 
 #define DEPTH_MAX 16
 
+const char berth_kserve_unparsed[] = "request";
+
 /* What "data" is read into. */
 struct reader {
     enum berth_dtype dtype;

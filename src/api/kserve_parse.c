@@ -18,8 +18,6 @@
 
 #define TIMEOUT_US_MAX INT64_C(86400000000) /* a day */
 
-const char berth_kserve_unparsed[] = "request";
-
 static enum berth_code header_length(struct berth_kserve_form *form, size_t body_bytes,
                                      size_t *json_bytes, bool *raw, struct berth_err *err);
 static enum berth_code parse_raw(struct berth_kserve_form *form, struct berth_err *err);
