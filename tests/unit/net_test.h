@@ -36,6 +36,7 @@ struct script {
     struct berth_slabs *slabs;
     struct berth_http *http;
     atomic_int heads, bodies, ends, closes_answered, closes_gone, releases, errors;
+    atomic_int jobs; /* threads that will post yet */
     atomic_uint_fast64_t t_closed_ns; /* of the last on_close */
     atomic_uint_fast64_t body_max;    /* longest length reported */
 };
@@ -83,7 +84,9 @@ static inline void *job_thread(void *subject)
     struct job *job = subject;
     struct timespec delay = {.tv_nsec = (long)(job->delay_ms * 1000000)};
     nanosleep(&delay, NULL);
+    struct script *script = job->script;
     berth_queue_post(job->queue, &job->post.link);
+    atomic_fetch_sub(&script->jobs, 1);
     return NULL;
 }
 
@@ -102,6 +105,7 @@ static inline void script_later(struct script *script, struct berth_exchange *ex
                         .queue = berth_http_queue(exchange),
                         .post.deliver = job_deliver};
     berth_http_set_user(exchange, job);
+    atomic_fetch_add(&script->jobs, 1);
     if (pthread_create(&thread, NULL, job_thread, job) != 0) {
         abort();
     }
@@ -286,6 +290,9 @@ static inline void script_start(struct script *script, uint64_t budget,
 static inline void script_stop(struct script *script)
 {
     struct berth_slabs_stats stats;
+    while (atomic_load(&script->jobs) > 0) { /* nobody may post after destroy */
+        usleep(1000);
+    }
     berth_http_destroy(script->http);
     assert_int_equal(atomic_load(&script->heads),
                      atomic_load(&script->closes_answered) + atomic_load(&script->closes_gone));
