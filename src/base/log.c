@@ -2,7 +2,11 @@
  *
  * Where the message ends and its keys begin is read from the format, which is ours, never from the
  * text, which may hold a client's words: the space before each " key=" of the format becomes a
- * mark. Should the text hold other marks than those, it is all taken as one message. */
+ * mark. Should the text hold other marks than those, it is all taken as one message.
+ *
+ * Clients cause lines, and a line costs a write and a piece of disk, so a second has room for
+ * LINES_MAX of them. What is left out is counted, and told with the first line of a later second.
+ * Errors are always told, and so is everything to who asks for DEBUG. */
 #include "base/log.h"
 
 #include <stdarg.h>
@@ -15,6 +19,7 @@
 #include "base/clock.h"
 
 #define MARK '\x1f'
+#define LINES_MAX 1000
 #define TEXT_BYTES 1024
 #define LINE_BYTES 8192 /* over four times TEXT_BYTES: room for every byte escaped */
 
@@ -25,7 +30,10 @@ struct line {
 
 static const char *const level_names[] = {"ERROR", "WARN", "INFO", "DEBUG"};
 static _Atomic int level_max = BERTH_LOG_INFO;
+static _Atomic uint64_t second_now;
+static _Atomic uint64_t lines_now; /* wanted in that second, left out or not */
 
+static bool has_room(enum berth_log_level level, uint64_t second, uint64_t *left_out);
 static size_t mark_keys(const char *format, char *out);
 static size_t count_marks(const char *text);
 static void put_head(struct line *line, enum berth_log_level level, const char *module);
@@ -63,7 +71,16 @@ void berth_log(enum berth_log_level level, const char *module, uint64_t request_
     char marked[TEXT_BYTES];
     char text[TEXT_BYTES];
     struct line line = {.length = 0};
+    uint64_t left_out = 0;
     if (!berth_log_enabled(level)) {
+        return;
+    }
+    bool room = has_room(level, berth_clock_now_ns() / BERTH_NS_PER_S, &left_out);
+    if (left_out > 0) {
+        berth_log(BERTH_LOG_ERROR, "log", 0, "more lines than a second has room for left_out=%llu",
+                  (unsigned long long)left_out);
+    }
+    if (!room) {
         return;
     }
     size_t marks = mark_keys(format, marked);
@@ -97,6 +114,20 @@ void berth_log_err(enum berth_log_level level, const char *module, uint64_t requ
     berth_log(level, module, request_id, "%s code=%s field=%s at=%s:%d", err->msg,
               berth_code_name(err->code), err->field != NULL ? err->field : "-",
               slash != NULL ? slash + 1 : file, err->line);
+}
+
+/* *left_out: how many lines of the second before had none; told to one caller only. */
+static bool has_room(enum berth_log_level level, uint64_t second, uint64_t *left_out)
+{
+    if (level == BERTH_LOG_ERROR || berth_log_enabled(BERTH_LOG_DEBUG)) {
+        return true;
+    }
+    uint64_t before = atomic_load(&second_now);
+    if (before != second && atomic_compare_exchange_strong(&second_now, &before, second)) {
+        uint64_t lines = atomic_exchange(&lines_now, 0);
+        *left_out = lines > LINES_MAX ? lines - LINES_MAX : 0;
+    }
+    return atomic_fetch_add(&lines_now, 1) < LINES_MAX;
 }
 
 /* Copies format with a mark for the space before each key; 0: there are none, or it is too long. */

@@ -1,7 +1,8 @@
 /* log.h - one structured line per event on standard error:
  *     2026-11-29T17:51:43.123456Z INFO sched req=42 msg="batch closed" model=identity rows=8
  *
- * Text values are quoted and escaped, so that no client can forge a line. Any thread.
+ * Text values are quoted and escaped, so that no client can forge a line; beyond 1000 lines a
+ * second those below ERROR are left out and counted. Any thread.
  */
 #ifndef BERTH_LOG_H
 #define BERTH_LOG_H

@@ -1,5 +1,5 @@
-/* Lines as they reach standard error; what clients send cannot forge one. */
-#include "base/log.h"
+/* Lines as they reach standard error; what clients send cannot forge one, nor flood the log. */
+#include "base/log.c"
 
 #include <fcntl.h>
 #include <setjmp.h>
@@ -115,6 +115,33 @@ static void errors_tell_where(void **state)
                                        "field=file at=test_log.c:7\n");
 }
 
+static void a_second_has_room_for_so_many(void **state)
+{
+    uint64_t left_out = 0;
+    (void)state;
+    berth_log_set_level(BERTH_LOG_INFO);
+    has_room(BERTH_LOG_INFO, 100, &left_out); /* whatever was logged before */
+    has_room(BERTH_LOG_INFO, 101, &left_out);
+    for (int i = 1; i < LINES_MAX; i++) {
+        assert_true(has_room(BERTH_LOG_WARN, 101, &left_out));
+    }
+    left_out = 0;
+    assert_false(has_room(BERTH_LOG_WARN, 101, &left_out));
+    assert_false(has_room(BERTH_LOG_INFO, 101, &left_out));
+    assert_true(has_room(BERTH_LOG_ERROR, 101, &left_out));
+    assert_int_equal(left_out, 0);
+    assert_true(has_room(BERTH_LOG_INFO, 102, &left_out));
+    assert_int_equal(left_out, 2);
+    left_out = 0;
+    assert_true(has_room(BERTH_LOG_INFO, 103, &left_out));
+    assert_int_equal(left_out, 0);
+    berth_log_set_level(BERTH_LOG_DEBUG);
+    for (int i = 0; i < 2 * LINES_MAX; i++) {
+        assert_true(has_room(BERTH_LOG_DEBUG, 103, &left_out));
+    }
+    berth_log_set_level(BERTH_LOG_INFO);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -123,6 +150,7 @@ int main(void)
         cmocka_unit_test(long_texts_are_cut_in_one_line),
         cmocka_unit_test(levels),
         cmocka_unit_test(errors_tell_where),
+        cmocka_unit_test(a_second_has_room_for_so_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
