@@ -90,7 +90,9 @@ enum berth_code berth_onnx_file_read(const char *path, struct berth_onnx_file *o
     memset(out, 0, sizeof(*out));
     reader.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (reader.fd < 0) {
-        return berth_fail(err, BERTH_NOT_FOUND, "cannot open %s: %s", path, strerror(errno));
+        bool ours = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+        return berth_fail(err, ours ? BERTH_UNAVAILABLE : BERTH_NOT_FOUND, "cannot open %s: %s",
+                          path, strerror(errno));
     }
     berth_arena_init(&out->arena, ARENA_BYTES_MAX);
     reader.arena = &out->arena;

@@ -33,7 +33,8 @@ struct berth_onnx_file {
     uint64_t bytes_external; /* of tensors kept in files beside it */
 };
 
-/* INVALID, with the file's name and the byte, where it is not an ONNX model; NOT_FOUND. */
+/* INVALID, with the file's name and the byte, where it is not an ONNX model; NOT_FOUND; UNAVAILABLE
+ * where memory or descriptors have run out, which says nothing about the file. */
 enum berth_code berth_onnx_file_read(const char *path, struct berth_onnx_file *out,
                                      struct berth_err *err) BERTH_MUST_USE;
 void berth_onnx_file_finish(struct berth_onnx_file *file); /* zeroed memory is fine */

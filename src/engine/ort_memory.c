@@ -84,6 +84,7 @@ static size_t class_bytes(uint32_t size_class);
 
 enum berth_code berth_ort_memory_start(const OrtApi *api, struct berth_err *err)
 {
+    memory.api = api;
     OrtStatus *status =
         api->CreateMemoryInfo("Cpu", OrtDeviceAllocator, 0, OrtMemTypeDefault, &memory.info);
     if (status != NULL) {
@@ -98,7 +99,6 @@ enum berth_code berth_ort_memory_start(const OrtApi *api, struct berth_err *err)
         berth_ort_memory_finish();
         return berth_fail(err, BERTH_UNSUPPORTED, "ONNX Runtime stands on no libstdc++ here");
     }
-    memory.api = api;
     long pages = sysconf(_SC_PHYS_PAGES);
     long page_bytes = sysconf(_SC_PAGESIZE);
     memory.bytes_max = UINT64_MAX;
@@ -120,7 +120,7 @@ enum berth_code berth_ort_memory_start(const OrtApi *api, struct berth_err *err)
 void berth_ort_memory_finish(void)
 {
     berth_ort_memory_trim();
-    if (memory.info != NULL && memory.api != NULL) {
+    if (memory.info != NULL) {
         memory.api->ReleaseMemoryInfo(memory.info);
     }
     memory.info = NULL;

@@ -15,6 +15,7 @@
 
 static void deliver_job(struct berth_post *post);
 static void describe_found(struct berth_op *op);
+static bool take_known(const struct berth_op *op, struct berth_repo_found *found);
 static void deliver_described(struct berth_post *post);
 static void apply(struct berth_op *op);
 static int compare_found(const void *a, const void *b);
@@ -74,7 +75,7 @@ static void describe_found(struct berth_op *op)
     op->describes = berth_alloc(job->found_count * sizeof(*op->describes));
     for (size_t i = 0; i < job->found_count; i++) {
         struct berth_repo_found *found = &job->found[i];
-        if (found->spec == NULL || found->spec->completed) {
+        if (found->spec == NULL || found->spec->completed || take_known(op, found)) {
             continue;
         }
         if (op->describes == NULL) {
@@ -90,6 +91,23 @@ static void describe_found(struct berth_op *op)
         };
         berth_worker_send(op->sched->devices[0].worker, &op->describes[i]);
     }
+}
+
+/* Files that have not changed since they were described need not be read again. */
+static bool take_known(const struct berth_op *op, struct berth_repo_found *found)
+{
+    struct berth_model *model =
+        berth_catalog_find(op->sched->options.catalog, found->name, found->version);
+    struct berth_model_spec *known = model == NULL ? NULL : berth_model_spec(model);
+    bool same = known != NULL && known->completed && is_same(known, found->spec);
+    if (same) {
+        berth_spec_release(found->spec);
+        found->spec = known;
+    } else {
+        berth_spec_release(known);
+    }
+    berth_model_release(model);
+    return same;
 }
 
 static void deliver_described(struct berth_post *post)

@@ -418,9 +418,10 @@ static void put_cue_text(struct berth_buf *out, const char *text, bool vtt)
     size_t length = 0;
     text = trim(text, &length);
     for (size_t i = 0; i < length; i++) {
-        if (length - i >= 3 && memcmp(text + i, "-->", 3) == 0) {
+        size_t dashes = strspn(text + i, "-"); /* all of them, or an arrow would be left over */
+        if (dashes >= 2 && text[i + dashes] == '>') {
             berth_buf_puts(out, vtt ? "-&gt;" : "->");
-            i += 2;
+            i += dashes;
         } else if (text[i] == '\n' || text[i] == '\r') {
             berth_buf_puts(out, " ");
         } else if (vtt && text[i] == '<') {

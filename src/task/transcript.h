@@ -1,7 +1,7 @@
 /* transcript.h - what a speech model said: segments and words, and the forms users ask for.
  *
  * A speech engine's parts carry tensors (src/engine/README.md, "Speech"); this turns them into
- * segments and writes text, json, verbose_json, srt, vtt and stream deltas.
+ * segments and writes text, json, verbose_json, srt and vtt.
  */
 #ifndef BERTH_TRANSCRIPT_H
 #define BERTH_TRANSCRIPT_H

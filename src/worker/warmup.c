@@ -45,8 +45,6 @@ enum berth_code berth_warmup_make(const struct berth_model_spec *spec,
         return berth_fail(err, BERTH_UNAVAILABLE, "out of memory");
     }
     enum berth_code code = BERTH_OK;
-    request->id_client = "";
-    request->batch_rows = 1;
     if (spec->batch_size_max > 0 && sample->batch_size > 0) {
         request->batch_rows = sample->batch_size;
     }

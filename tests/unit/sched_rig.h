@@ -66,7 +66,7 @@ struct rig {
     size_t runs_under_way;
     struct rig_loaded loaded[64];
     size_t loaded_count;
-    size_t loads, unloads, runs, steps;
+    size_t loads, unloads, runs, steps, describes;
     size_t finals;
     struct berth_admin *admin_back;
 };
@@ -404,6 +404,7 @@ RIG_FN void rig_end(struct rig *rig, struct berth_worker_msg *msg, uint64_t run_
         rig_do_step(rig, msg);
         break;
     case BERTH_WORKER_DESCRIBE:
+        rig->describes++;
         msg->spec->completed = true;
         break;
     }

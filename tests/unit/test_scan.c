@@ -262,8 +262,10 @@ static void poll_follows_the_folder(void **state)
     finish_kind(&yard, BERTH_WORKER_LOAD);
     assert_int_equal(yard.rig.t_next_ns, yard.rig.now_ns + yard.rig.options.poll_ns);
     size_t loads = yard.rig.loads;
+    assert_int_equal(yard.rig.describes, 2);
     rig_advance(&yard.rig, yard.rig.options.poll_ns); /* nothing has changed */
     until_idle(&yard);
+    assert_int_equal(yard.rig.describes, 2); /* so nothing is read again */
     assert_int_equal(rig_count(&yard.rig, BERTH_WORKER_LOAD), 0);
     assert_int_equal(yard.rig.loads, loads);
     write_config(&yard, "c", "backend: \"identity\"");

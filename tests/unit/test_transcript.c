@@ -40,6 +40,9 @@ static const struct berth_segment segments[] = {
 static const struct berth_transcript two = {.text = "It \"was\". a <b> & --> \n c",
                                             .language = "en", .seconds = 44.374125,
                                             .segments = segments, .segment_count = 2};
+static const struct berth_segment arrows[] = {{.end_s = 1, .text = "---> a --> b -> c --"}};
+static const struct berth_transcript arrowed = {.text = "", .language = "en", .segments = arrows,
+                                                .segment_count = 1};
 static const struct berth_transcript silence = {.text = "", .language = "", .seconds = 0.05};
 
 struct write_case {
@@ -74,6 +77,10 @@ static const struct write_case write_cases[] = {
      "\"text\":\"It \\\"was\\\". a <b> & --> \\n c\","
      "\"words\":[{\"word\":\"It\",\"start\":0.0,\"end\":0.52},"
      "{\"word\":\"\\\"was\\\".\",\"start\":0.52,\"end\":1.0}]}"},
+    {&arrowed, {.format = BERTH_TRANSCRIPT_SRT},
+     "1\n00:00:00,000 --> 00:00:01,000\n-> a -> b -> c --\n\n"},
+    {&arrowed, {.format = BERTH_TRANSCRIPT_VTT},
+     "WEBVTT\n\n00:00:00.000 --> 00:00:01.000\n-&gt; a -&gt; b -> c --\n\n"},
     {&silence, {.format = BERTH_TRANSCRIPT_TEXT}, "\n"},
     {&silence, {.format = BERTH_TRANSCRIPT_JSON}, "{\"text\":\"\"}"},
     {&silence, {.format = BERTH_TRANSCRIPT_SRT}, ""},
