@@ -94,6 +94,7 @@ static void answer_part(struct berth_call *call, struct berth_part *part)
     struct berth_request *request = call->request;
     struct berth_buf text = {0};
     struct berth_err err = {0};
+    const uint64_t length_max = call->api->options.json_bytes_max;
     struct berth_range ranges[BERTH_KSERVE_IO_MAX];
     size_t range_count = 0;
     size_t written = 0;
@@ -122,7 +123,13 @@ static void answer_part(struct berth_call *call, struct berth_part *part)
             break;
         }
         berth_buf_puts(&text, written++ == 0 ? "" : ",");
-        berth_kserve_put_tensor(&text, tensor, request->slabs, binary);
+        berth_kserve_put_tensor(&text, tensor, request->slabs, binary, length_max);
+        if (text.length > length_max) {
+            berth_fail_field(&err, BERTH_TOO_LARGE, "outputs",
+                             "JSON of more than %llu bytes; ask for large outputs by the binary "
+                             "extension",
+                             (unsigned long long)length_max);
+        }
         any_binary = any_binary || binary;
         if (binary && tensor->range.length > 0) {
             ranges[range_count++] = tensor->range;

@@ -28,10 +28,11 @@ static enum berth_code read_number(json_t *item, enum berth_dtype dtype, struct 
                                    struct berth_err *err);
 static enum berth_code read_level(const struct reader *reader, json_t *items, int depth,
                                   struct berth_err *err);
-static void put_data(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes);
+static void put_data(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes,
+                     size_t length_max);
 static void put_element(struct berth_buf *out, enum berth_dtype dtype, const unsigned char *at);
 static void put_strings(struct berth_buf *out, const struct berth_tensor *tensor,
-                        const void *bytes);
+                        const void *bytes, size_t length_max);
 
 enum berth_code berth_kserve_read_data(json_t *items, enum berth_dtype dtype, struct berth_buf *out,
                                        size_t *count, struct berth_err *err)
@@ -69,7 +70,7 @@ enum berth_code berth_kserve_check_json(const struct berth_tensor *tensor,
 }
 
 void berth_kserve_put_tensor(struct berth_buf *out, const struct berth_tensor *tensor,
-                             struct berth_slabs *slabs, bool binary)
+                             struct berth_slabs *slabs, bool binary, size_t length_max)
 {
     berth_buf_puts(out, "{\"name\":");
     berth_buf_json_string(out, tensor->name, strlen(tensor->name));
@@ -86,9 +87,9 @@ void berth_kserve_put_tensor(struct berth_buf *out, const struct berth_tensor *t
     berth_buf_puts(out, ",\"data\":[");
     const void *bytes = berth_slabs_pointer(slabs, &tensor->range);
     if (tensor->dtype == BERTH_DTYPE_BYTES) {
-        put_strings(out, tensor, bytes);
+        put_strings(out, tensor, bytes, length_max);
     } else {
-        put_data(out, tensor, bytes);
+        put_data(out, tensor, bytes, length_max);
     }
     berth_buf_puts(out, "]}");
 }
@@ -230,11 +231,14 @@ static enum berth_code read_number(json_t *item, enum berth_dtype dtype, struct 
                             berth_dtype_name(dtype));
 }
 
-static void put_data(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes)
+static void put_data(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes,
+                     size_t length_max)
 {
     size_t step = berth_dtype_bytes(tensor->dtype);
     const unsigned char *at = bytes;
-    for (uint64_t i = 0; i + step <= tensor->range.length && berth_buf_ok(out); i += step) {
+    for (uint64_t i = 0; i + step <= tensor->range.length && berth_buf_ok(out) &&
+                         out->length <= length_max;
+         i += step) {
         if (i > 0) {
             berth_buf_append(out, ",", 1);
         }
@@ -275,14 +279,15 @@ static void put_element(struct berth_buf *out, enum berth_dtype dtype, const uns
     }
 }
 
-static void put_strings(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes)
+static void put_strings(struct berth_buf *out, const struct berth_tensor *tensor,
+                        const void *bytes, size_t length_max)
 {
     const unsigned char *at = bytes;
     const unsigned char *end = at == NULL ? NULL : at + tensor->range.length;
     const char *string;
     uint32_t length;
     bool first = true;
-    while (berth_bytes_next(&at, end, &string, &length)) {
+    while (out->length <= length_max && berth_bytes_next(&at, end, &string, &length)) {
         berth_buf_puts(out, first ? "" : ",");
         berth_buf_json_string(out, string, length);
         first = false;

@@ -19,9 +19,10 @@ enum berth_code berth_kserve_read_data(json_t *items, enum berth_dtype dtype, st
 enum berth_code berth_kserve_check_json(const struct berth_tensor *tensor,
                                         struct berth_slabs *slabs,
                                         struct berth_err *err) BERTH_MUST_USE;
-/* One member of "outputs"; not binary: berth_kserve_check_json said OK. */
+/* One member of "outputs"; not binary: berth_kserve_check_json said OK. Once out is longer than
+ * length_max no more elements are written: the caller refuses it then. */
 void berth_kserve_put_tensor(struct berth_buf *out, const struct berth_tensor *tensor,
-                             struct berth_slabs *slabs, bool binary);
+                             struct berth_slabs *slabs, bool binary, size_t length_max);
 /* A double as Triton prints it: the shortest digits that read back the same. */
 void berth_kserve_put_double(struct berth_buf *out, double value);
 /* The field of an error in a request that Triton's front end could not parse: it says 500. */

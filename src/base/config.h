@@ -64,7 +64,7 @@ enum berth_command {
     X(BYTES, http_body_bytes_max, "http-body-bytes-max", BERTH_CMD_SERVE, "512M", 1, 1e12,         \
       "largest request body; larger ones get 413 before their body is read")                       \
     X(BYTES, json_bytes_max, "json-bytes-max", BERTH_CMD_SERVE, "16M", 1024, 1e9,                  \
-      "largest JSON of a KServe request; larger tensors go by the binary extension")               \
+      "largest JSON of a KServe request or answer; larger tensors go by the binary extension")     \
     X(BYTES, http_head_bytes_max, "http-head-bytes-max", BERTH_CMD_SERVE, "32K", 1024, 1e7,        \
       "largest request head")                                                                      \
     X(TIME, http_head_timeout, "http-head-timeout", BERTH_CMD_SERVE, "10s", 1e6, 3600e9,           \

@@ -173,6 +173,18 @@ def test_versions_count_from_one(null_server):
     assert status == 404 and "version 0 is not found" in json.loads(text)["error"]
 
 
+def test_answers_in_json_are_bounded(null_models, serve):
+    server = serve(null_models, "--json-bytes-max", "1K")
+    for count, expect in ((100, 200), (400, 413)):
+        head = {"inputs": [{"name": "INPUT0", "shape": [1, count], "datatype": "FP32",
+                            "parameters": {"binary_data_size": 4 * count}}]}
+        for binary, status in ((False, expect), (True, 200)):
+            text = json.dumps(head | {"parameters": {"binary_data_output": binary}}).encode()
+            headers = {"Inference-Header-Content-Length": str(len(text))}
+            got, _, body = server.call("POST", "/v2/models/identity/infer", text + bytes(4 * count), headers)
+            assert got == status, body[:200]
+
+
 def test_other_json_is_bounded_before_it_is_read(null_models, serve):
     server = serve(null_models, "--json-bytes-max", "1K")
     assert server.call("POST", "/v2/repository/index", b" " * 1025)[0] == 413
