@@ -7,12 +7,15 @@
 #include "base/buf.h"
 #include "cli/cli.h"
 #include "cli/remote.h"
+#include "engine/engine.h"
 #include "repo/repo.h"
+#include "worker/worker.h"
 
 static int list_folder(const struct berth_config *config);
 static int list_server(const struct berth_config *config);
 static enum berth_code fetch_json(const struct berth_config *config, const char *path,
                                   const char *body, json_t **out, struct berth_err *err);
+static enum berth_code describe(struct berth_repo_job *job, struct berth_err *err);
 static json_t *folder_json(struct berth_repo_job *job);
 static json_t *server_json(json_t *index, json_t *stats);
 static void print_table(json_t *rows);
@@ -46,8 +49,9 @@ static int list_folder(const struct berth_config *config)
         return berth_cli_fail_models(config, &err);
     }
     berth_repo_run(repo, &job);
-    int status = job.err.code == BERTH_OK ? show(config, folder_json(&job))
-                                          : berth_cli_fail(&job.err);
+    int status = job.err.code == BERTH_OK && describe(&job, &job.err) == BERTH_OK
+                     ? show(config, folder_json(&job))
+                     : berth_cli_fail(&job.err);
     berth_repo_job_finish(&job);
     berth_repo_close(repo);
     return status;
@@ -85,6 +89,24 @@ static enum berth_code fetch_json(const struct berth_config *config, const char 
     }
     berth_buf_finish(&answer.body);
     return code;
+}
+
+/* As `serve` does at its start: each config against the model's own files. */
+static enum berth_code describe(struct berth_repo_job *job, struct berth_err *err)
+{
+    struct berth_engine_env env = {.threads = 1};
+    BERTH_TRY(berth_engines_start(&env, err));
+    for (size_t i = 0; i < job->found_count; i++) {
+        struct berth_repo_found *found = &job->found[i];
+        if (found->spec != NULL &&
+            berth_loaded_describe(berth_engine_find(found->spec->engine), found->spec,
+                                  &found->err) != BERTH_OK) {
+            berth_spec_release(found->spec);
+            found->spec = NULL;
+        }
+    }
+    berth_engines_finish();
+    return BERTH_OK;
 }
 
 static json_t *folder_json(struct berth_repo_job *job)
@@ -153,17 +175,19 @@ static void print_table(json_t *rows)
 {
     size_t i;
     json_t *row;
-    printf("%-28s %-8s %-12s %-10s %10s  %s\n", "MODEL", "VERSION", "STATE", "ENGINE", "BYTES", "");
+    bool engines = json_object_get(json_array_get(rows, 0), "engine") != NULL; /* a server's: no */
+    printf("%-28s %-8s %-12s %-*s %10s\n", "MODEL", "VERSION", "STATE", engines ? 10 : 0,
+           engines ? "ENGINE" : "", "BYTES");
     json_array_foreach(rows, i, row)
     {
         json_t *version = json_object_get(row, "version");
         char number[24];
         snprintf(number, sizeof(number), "%" JSON_INTEGER_FORMAT, json_integer_value(version));
-        printf("%-28s %-8s %-12s %-10s ", text_of(row, "name"),
+        printf("%-28s %-8s %-12s %-*s ", text_of(row, "name"),
                json_is_string(version) ? json_string_value(version) : number, text_of(row, "state"),
-               text_of(row, "engine"));
+               engines ? 10 : 0, text_of(row, "engine"));
         print_bytes((uint64_t)json_integer_value(json_object_get(row, "bytes")));
-        printf("  %s\n", text_of(row, "reason"));
+        printf("%s%s\n", text_of(row, "reason")[0] == '\0' ? "" : "  ", text_of(row, "reason"));
     }
 }
 
@@ -172,6 +196,7 @@ static void print_bytes(uint64_t bytes)
     if (bytes == 0) {
         printf("%10s", "-");
     } else {
-        printf("%7.1f MB", (double)bytes / 1e6);
+        printf("%7.1f %s", (double)bytes / (bytes < 1000000 ? 1e3 : 1e6),
+               bytes < 1000000 ? "kB" : "MB");
     }
 }
