@@ -3,7 +3,8 @@
  * A message embeds a link, so sending one allocates nothing and cannot fail for want of memory.
  * A bounded push can be refused (a client's request: answered BUSY); an unbounded one cannot (an
  * answer: each accepted request owns the link its answer travels on, so their number is bounded).
- * The reader sleeps on an eventfd; a writer touches it only when the reader says it sleeps.
+ * The reader sleeps on a futex, or, where it polls other things too, on an eventfd; a writer wakes
+ * it only when it sleeps.
  */
 #ifndef BERTH_QUEUE_H
 #define BERTH_QUEUE_H
@@ -44,8 +45,10 @@ struct berth_queue {
     struct berth_link items;   /* guarded by mu */
     size_t count;              /* guarded by mu */
     size_t count_max;          /* for berth_queue_push; 0: no bound */
-    atomic_bool reader_sleeps; /* set by the reader before it blocks */
-    int fd;                    /* eventfd, non-blocking */
+    _Atomic uint32_t reader;   /* how the reader sleeps, if it does; a futex */
+    atomic_bool nudged;        /* a nudge the reader has not seen */
+    atomic_uint wakers;        /* writers that owe the reader its wake-up; counted under mu */
+    int fd;                    /* eventfd, non-blocking, for readers that poll */
 };
 
 enum berth_code berth_queue_init(struct berth_queue *queue, size_t count_max,
@@ -57,14 +60,20 @@ bool berth_queue_push(struct berth_queue *queue, struct berth_link *link) BERTH_
 void berth_queue_post(struct berth_queue *queue, struct berth_link *link);
 /* Reader only. Moves everything to the end of `out` (an initialised head); false when empty. */
 bool berth_queue_take(struct berth_queue *queue, struct berth_link *out);
-/* Reader only. For a loop that polls fd itself: call sleep before epoll_wait (false: there are
- * items, do not block), wake after. */
+/* Reader only. For a loop that polls fd itself, edge-triggered (it is never read): call sleep before
+ * epoll_wait (false: there are items, do not block), wake after. */
 bool berth_queue_sleep(struct berth_queue *queue);
 void berth_queue_wake(struct berth_queue *queue);
 /* Reader only. Blocks until there are items or t_until_ns on the monotonic clock (0: no limit). */
 void berth_queue_wait(struct berth_queue *queue, uint64_t t_until_ns);
 /* Any thread: the reader returns from wait or epoll although nothing was sent. */
 void berth_queue_nudge(struct berth_queue *queue);
+
+/* Between hold and release this thread wakes no sleeping reader; release then wakes each that it owes
+ * a wake-up, once. For loops that send much in a turn: fewer wake-ups, larger batches. Not nested;
+ * the thread must not block in between, nor end. */
+void berth_queue_hold(void);
+void berth_queue_release(void);
 
 /* A message that knows how to be delivered: the reading thread calls deliver(post). Queues of the
  * front's threads hold these and nothing else. */

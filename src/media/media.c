@@ -69,7 +69,7 @@ static uint32_t retry_ms(struct berth_media *media, uint64_t outstanding);
 enum berth_code berth_media_create(const struct berth_media_options *options,
                                    struct berth_media **out, struct berth_err *err)
 {
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = NULL};
     struct berth_media *media = berth_alloc(sizeof(*media));
     if (media == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the decoders");

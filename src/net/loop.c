@@ -71,7 +71,7 @@ enum berth_code berth_loop_init(struct berth_loop *loop, struct berth_http *http
         goto out;
     }
     loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = &loop->posts};
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET, .data.ptr = &loop->posts};
     if (loop->epoll_fd < 0 ||
         epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->posts.fd, &event) != 0) {
         code = berth_fail(err, BERTH_UNAVAILABLE, "cannot make an epoll set: %m");
@@ -257,11 +257,12 @@ static void turn(struct berth_loop *loop)
         wait = 0;
     }
     int count = epoll_wait(loop->epoll_fd, events, EVENTS_MAX, wait); /* EINTR: as none */
-    /* Writers need not wake a thread that is awake; the eventfd is read when it says something. */
-    atomic_store(&loop->posts.reader_sleeps, false);
+    berth_queue_wake(&loop->posts);
     loop->now_ns = berth_clock_now_ns();
+    berth_queue_hold();
     deliver_events(loop, events, count);
     berth_loop_settle(loop);
+    berth_queue_release();
 }
 
 /* How long there is nothing to do. */
@@ -298,8 +299,7 @@ static void deliver_events(struct berth_loop *loop, struct epoll_event *events, 
     for (int i = 0; i < count; i++) {
         void *subject = events[i].data.ptr;
         if (subject == &loop->posts) {
-            berth_queue_wake(&loop->posts);
-            continue;
+            continue; /* what is posted is delivered by berth_loop_settle */
         }
         bool listener = false;
         for (size_t j = 0; loop->accepting && j < http->listener_count; j++) {

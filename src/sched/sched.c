@@ -184,11 +184,13 @@ uint64_t berth_sched_turn(struct berth_sched *sched, uint64_t now_ns)
         sched->begun = true;
         berth_ops_begin(sched);
     }
+    berth_queue_hold();
     handle_posts(sched);
     berth_timers_fire(&sched->timers, sched->now_ns);
     berth_copies_pump(sched);
     berth_dispatch(sched);
     publish(sched);
+    berth_queue_release();
     return berth_timers_next(&sched->timers);
 }
 

@@ -2,6 +2,7 @@
 #include "base/queue.h"
 
 #include <poll.h>
+#include <unistd.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -95,6 +96,7 @@ static void writers_wake_only_a_sleeping_reader(void **state)
 {
     struct berth_queue queue;
     struct berth_link out, links[3] = {{0}};
+    uint64_t count;
     (void)state;
     berth_list_init(&out);
     assert_int_equal(berth_queue_init(&queue, 0, NULL), BERTH_OK);
@@ -106,11 +108,16 @@ static void writers_wake_only_a_sleeping_reader(void **state)
     berth_queue_post(&queue, &links[1]);
     assert_true(readable(queue.fd));
     berth_queue_wake(&queue);
-    assert_false(readable(queue.fd));
+    assert_int_equal(read(queue.fd, &count, sizeof(count)), sizeof(count));
+    berth_queue_post(&queue, &links[2]);
+    assert_false(readable(queue.fd)); /* it is awake */
     berth_queue_take(&queue, &out);
     berth_queue_nudge(&queue);
-    berth_queue_wait(&queue, 0); /* returns at once */
-    assert_false(readable(queue.fd));
+    assert_true(readable(queue.fd));
+    assert_false(berth_queue_sleep(&queue)); /* not before the nudge was seen */
+    berth_queue_wait(&queue, 0);             /* returns at once, having seen it */
+    assert_true(berth_queue_sleep(&queue));
+    berth_queue_wake(&queue);
     berth_queue_wait(&queue, berth_clock_now_ns() + BERTH_NS_PER_MS); /* returns in the end */
     berth_queue_wait(&queue, 1);                                      /* long ago */
     berth_queue_finish(&queue);
@@ -182,6 +189,33 @@ static void threads_push(void **state)
     run_threads(true);
 }
 
+/* Held wake-ups come at release, to each sleeper once. */
+static void wake_ups_can_be_held(void **state)
+{
+    struct berth_queue queues[20];
+    struct berth_link out, links[40] = {{0}};
+    (void)state;
+    for (size_t i = 0; i < 20; i++) {
+        assert_int_equal(berth_queue_init(&queues[i], 0, NULL), BERTH_OK);
+        assert_true(berth_queue_sleep(&queues[i]));
+    }
+    berth_queue_hold();
+    for (size_t i = 0; i < 40; i++) {
+        berth_queue_post(&queues[i % 20], &links[i]);
+    }
+    assert_false(readable(queues[0].fd));
+    assert_true(readable(queues[19].fd)); /* more than a thread holds */
+    berth_queue_release();
+    for (size_t i = 0; i < 20; i++) {
+        uint64_t count = 0;
+        assert_int_equal(read(queues[i].fd, &count, sizeof(count)), sizeof(count));
+        assert_int_equal(count, 1);
+        berth_list_init(&out);
+        assert_true(berth_queue_take(&queues[i], &out));
+        berth_queue_finish(&queues[i]);
+    }
+}
+
 static void *answer_once(void *context)
 {
     struct writer *writer = context;
@@ -217,6 +251,7 @@ int main(void)
         cmocka_unit_test(lists_keep_order),
         cmocka_unit_test(push_is_bounded_and_post_is_not),
         cmocka_unit_test(writers_wake_only_a_sleeping_reader),
+        cmocka_unit_test(wake_ups_can_be_held),
         cmocka_unit_test(threads_post),
         cmocka_unit_test(threads_push),
         cmocka_unit_test(queue_may_end_after_its_last_message),
