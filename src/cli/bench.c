@@ -343,5 +343,11 @@ static void report(const struct bench *bench, const struct berth_load_result *re
             free(text); /* lib-owned */
         }
     }
+    if (good == 0) {
+        fprintf(stderr, "berth: %s\n",
+                result->answered > 0 ? "no answer was 200; one request by curl, or the server's "
+                                       "log, tells why"
+                                     : "nothing was answered in that time; see --duration");
+    }
     json_decref(root);
 }

@@ -2,6 +2,7 @@
 #include "cli/remote.h"
 
 #include <curl/curl.h>
+#include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
@@ -108,7 +109,7 @@ enum berth_code berth_remote_transcription(const struct berth_config *config, co
     curl_mime *form = NULL;
     long status = 0;
     if (access(path, R_OK) != 0) {
-        return berth_fail(err, BERTH_NOT_FOUND, "cannot open");
+        return berth_fail(err, BERTH_NOT_FOUND, "cannot open: %s", strerror(errno));
     }
     enum berth_code code =
         open_handle(config, "/v1/audio/transcriptions", &curl, &headers, err);
