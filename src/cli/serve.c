@@ -47,6 +47,7 @@ static void drain(const struct berth_config *config, struct server *server);
 static bool wait_exchanges(struct server *server, uint64_t ns);
 static bool wait_signal(int signals, uint64_t ns);
 static void end_now(void);
+static void let_signals_end(const sigset_t *mask);
 static void say_hello(const struct berth_config *config, struct server *server);
 static void raise_descriptor_limit(void);
 
@@ -70,6 +71,7 @@ int berth_cli_serve(const struct berth_config *config)
     say_hello(config, &server);
     wait_signal(server.signals, UINT64_MAX);
     drain(config, &server);
+    let_signals_end(&mask);
     finish(&server);
     berth_log_info("serve", 0, "stopped");
     return 0;
@@ -239,6 +241,21 @@ static void end_now(void)
 {
     berth_log_warn("serve", 0, "second signal: ending at once");
     _exit(1);
+}
+
+/* The end waits for loads under way, which nobody can hurry: a second signal ends that too. */
+static void on_second_signal(int number)
+{
+    (void)number;
+    _exit(1);
+}
+
+static void let_signals_end(const sigset_t *mask)
+{
+    struct sigaction action = {.sa_handler = on_second_signal};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    pthread_sigmask(SIG_UNBLOCK, mask, NULL);
 }
 
 static void say_hello(const struct berth_config *config, struct server *server)

@@ -361,7 +361,23 @@ def test_sigterm_while_a_load_and_requests_take_longer_than_the_drain(tmp_path):
     assert statuses == [503, 503, 0, 503]  # the load's end is nobody's answer any more
     for sock in socks:
         sock.close()
+    assert server.process.wait(60) == 0
     server.stop()
+
+
+def test_a_second_signal_ends_a_long_load_too(tmp_path):
+    add_model(tmp_path, "longload", PLAIN + parameter("sleep_ms_load", 60000))
+    server = Berth(tmp_path, "--drain-timeout", "1ms")
+    sock = server.connect()
+    sock.sendall(post("/v2/repository/models/longload/load", b""))
+    time.sleep(0.3)
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    assert server.alive()  # it waits for the load
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(10) == 1
+    sock.close()
+    server.stop(expect=1)
 
 
 @pytest.mark.parametrize("path", [
