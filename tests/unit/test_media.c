@@ -30,8 +30,10 @@
 #include "media/media.h"
 #include "media/protocol.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* gcc */
 #define SANITIZED 1
+#elif defined(__has_feature) /* clang */
+#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
 #else
 #define SANITIZED 0
 #endif
