@@ -9,6 +9,7 @@
 #define BYTES_FIRST 256
 
 static size_t character_length(const unsigned char *at, size_t left);
+static bool is_space(char character);
 static size_t plain_length(const unsigned char *at, size_t left);
 static void put_escaped(struct berth_buf *buf, unsigned char byte);
 
@@ -153,6 +154,23 @@ size_t berth_utf8_valid_length(const char *text, size_t length)
         at += step;
     }
     return at;
+}
+
+const char *berth_text_trim(const char *text, size_t *length)
+{
+    while (*length > 0 && is_space(text[0])) {
+        text++;
+        (*length)--;
+    }
+    while (*length > 0 && is_space(text[*length - 1])) {
+        (*length)--;
+    }
+    return text;
+}
+
+static bool is_space(char character)
+{
+    return character == ' ' || (character >= '\t' && character <= '\r');
 }
 
 /* Bytes of the character at `at`, 0 when it is not valid. The second byte's bounds keep out

@@ -35,5 +35,7 @@ char *berth_buf_release(struct berth_buf *buf, size_t *length_out);
 
 /* How many bytes of text are valid UTF-8, from the start (no surrogates, no overlong forms). */
 size_t berth_utf8_valid_length(const char *text, size_t length);
+/* The part without ASCII white space at its ends; *length becomes its length. */
+const char *berth_text_trim(const char *text, size_t *length);
 
 #endif

@@ -63,7 +63,6 @@ static bool anybody_waits(const struct berth_batch *batch);
 static void run_row(const struct berth_model_spec *spec, struct berth_row *row);
 static enum berth_code echo(const struct berth_model_spec *spec, struct berth_request *request,
                             struct berth_part *part, struct berth_err *err);
-static bool wanted(const struct berth_request *request, const char *name);
 static enum berth_code admit(struct berth_instance *instance, struct berth_row *rows,
                              size_t row_count, struct berth_err *err);
 static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
@@ -304,41 +303,24 @@ static enum berth_code echo(const struct berth_model_spec *spec, struct berth_re
                             struct berth_part *part, struct berth_err *err)
 {
     for (size_t i = 0; i < spec->output_count; i++) {
-        if (!wanted(request, spec->outputs[i].name)) {
+        if (!berth_request_wants(request, spec->outputs[i].name)) {
             continue;
         }
-        const struct berth_tensor *input = NULL;
-        for (size_t j = 0; j < request->input_count && input == NULL; j++) {
-            if (strcmp(request->inputs[j].name, spec->inputs[i].name) == 0) {
-                input = &request->inputs[j];
-            }
-        }
+        const struct berth_tensor *input = berth_request_input(request, spec->inputs[i].name);
         if (input == NULL) {
             return berth_fail_field(err, BERTH_INVALID, "inputs",
                                     "output '%s' echoes input '%s', which was not given",
                                     spec->outputs[i].name, spec->inputs[i].name);
         }
+        struct berth_tensor output = *input;
+        output.name = spec->outputs[i].name;
         void *to = NULL;
-        BERTH_TRY(berth_part_add(part, spec->outputs[i].name, input->dtype, input->dims,
-                                 input->rank, input->range.length, &to, err));
+        BERTH_TRY(berth_part_add(part, &output, input->range.length, &to, err));
         if (input->range.length > 0) {
             memcpy(to, berth_slabs_pointer(request->slabs, &input->range), input->range.length);
         }
     }
     return BERTH_OK;
-}
-
-static bool wanted(const struct berth_request *request, const char *name)
-{
-    if (request->outputs_wanted == NULL) {
-        return true;
-    }
-    for (size_t i = 0; i < request->output_wanted_count; i++) {
-        if (strcmp(request->outputs_wanted[i], name) == 0) {
-            return true;
-        }
-    }
-    return false;
 }
 
 static enum berth_code admit(struct berth_instance *instance, struct berth_row *rows,

@@ -562,16 +562,6 @@ static enum berth_code instance_reserve(struct berth_instance *instance, size_t 
     return BERTH_OK;
 }
 
-static const struct berth_tensor *tensor_of(const struct berth_request *request, const char *name)
-{
-    for (size_t i = 0; i < request->input_count; i++) {
-        if (strcmp(request->inputs[i].name, name) == 0) {
-            return &request->inputs[i];
-        }
-    }
-    return NULL;
-}
-
 static void *tensor_bytes(const struct berth_request *request, const struct berth_tensor *tensor)
 {
     return tensor->range.length == 0 ? NULL
@@ -588,7 +578,7 @@ static enum berth_code row_check(const struct berth_model_spec *spec, const stru
     }
     for (size_t i = 0; i < spec->input_count; i++) {
         const struct berth_io *io = &spec->inputs[i];
-        const struct berth_tensor *tensor = tensor_of(request, io->name);
+        const struct berth_tensor *tensor = berth_request_input(request, io->name);
         if (tensor == NULL) {
             if (io->optional) {
                 continue;
@@ -644,8 +634,8 @@ static bool rows_alike(const struct berth_model_spec *spec, const struct berth_r
                        const struct berth_request *b)
 {
     for (size_t i = 0; i < spec->input_count; i++) {
-        const struct berth_tensor *left = tensor_of(a, spec->inputs[i].name);
-        const struct berth_tensor *right = tensor_of(b, spec->inputs[i].name);
+        const struct berth_tensor *left = berth_request_input(a, spec->inputs[i].name);
+        const struct berth_tensor *right = berth_request_input(b, spec->inputs[i].name);
         if (left == NULL || right == NULL) {
             if (left != right) {
                 return false;
@@ -711,7 +701,7 @@ static enum berth_code bind_inputs(struct berth_instance *instance, struct berth
 {
     const struct berth_model_spec *spec = instance->model->spec;
     for (size_t i = 0; i < spec->input_count; i++) {
-        if (tensor_of(instance->group[0]->request, spec->inputs[i].name) != NULL) {
+        if (berth_request_input(instance->group[0]->request, spec->inputs[i].name) != NULL) {
             BERTH_TRY(bind_input(instance, &spec->inputs[i], err));
         }
     }
@@ -749,7 +739,7 @@ static enum berth_code bind_input(struct berth_instance *instance, const struct 
 {
     size_t batch = instance->model->spec->batch_size_max > 0 ? 1 : 0;
     const struct berth_request *first = instance->group[0]->request;
-    const struct berth_tensor *tensor = tensor_of(first, io->name);
+    const struct berth_tensor *tensor = berth_request_input(first, io->name);
     struct berth_ort_value *value = &instance->inputs[instance->input_count];
     *value = (struct berth_ort_value){.name = io->name, .dtype = io->dtype, .rank = tensor->rank};
     memcpy(value->dims, tensor->dims, sizeof(value->dims));
@@ -760,7 +750,7 @@ static enum berth_code bind_input(struct berth_instance *instance, const struct 
         dims_to_model(io, batch, value);
     }
     for (size_t i = 0; i < instance->group_count; i++) {
-        const struct berth_tensor *one = tensor_of(instance->group[i]->request, io->name);
+        const struct berth_tensor *one = berth_request_input(instance->group[i]->request, io->name);
         if (!berth_add_size(value->length, one->range.length, &value->length)) {
             return berth_fail(err, BERTH_TOO_LARGE, "input '%s' is too large", io->name);
         }
@@ -779,7 +769,7 @@ static enum berth_code bind_input(struct berth_instance *instance, const struct 
         value->bytes = at;
         for (size_t i = 0; i < instance->group_count; i++) {
             const struct berth_request *request = instance->group[i]->request;
-            const struct berth_tensor *one = tensor_of(request, io->name);
+            const struct berth_tensor *one = berth_request_input(request, io->name);
             if (one->range.length > 0) {
                 memcpy(at, tensor_bytes(request, one), one->range.length);
                 at += one->range.length;
@@ -790,16 +780,6 @@ static enum berth_code bind_input(struct berth_instance *instance, const struct 
     return BERTH_OK;
 }
 
-static bool output_wanted(const struct berth_request *request, const char *name)
-{
-    for (size_t i = 0; i < request->output_wanted_count && request->outputs_wanted != NULL; i++) {
-        if (strcmp(request->outputs_wanted[i], name) == 0) {
-            return true;
-        }
-    }
-    return request->outputs_wanted == NULL;
-}
-
 /* The outputs that any row of the group wants, in the spec's order. */
 static void bind_outputs(struct berth_instance *instance)
 {
@@ -807,7 +787,7 @@ static void bind_outputs(struct berth_instance *instance)
     for (size_t i = 0; i < spec->output_count; i++) {
         bool wanted = false;
         for (size_t row = 0; row < instance->group_count && !wanted; row++) {
-            wanted = output_wanted(instance->group[row]->request, spec->outputs[i].name);
+            wanted = berth_request_wants(instance->group[row]->request, spec->outputs[i].name);
         }
         if (wanted) {
             instance->output_ios[instance->output_count] = &spec->outputs[i];
@@ -830,7 +810,8 @@ static enum berth_code place_outputs(struct berth_instance *instance, struct ber
     for (size_t i = 0; i < instance->output_count; i++) {
         const struct berth_io *io = instance->output_ios[i];
         struct berth_ort_value *value = &instance->outputs[i];
-        struct berth_tensor answer = {.rank = (uint8_t)(io->rank + batch)};
+        struct berth_tensor answer = {
+            .name = io->name, .dtype = io->dtype, .rank = (uint8_t)(io->rank + batch)};
         int at = berth_ort_session_find_output(model->session, io->name);
         size_t elements;
         size_t bytes;
@@ -851,8 +832,8 @@ static enum berth_code place_outputs(struct berth_instance *instance, struct ber
             !berth_mul_size(elements, berth_dtype_bytes(io->dtype), &bytes)) {
             return berth_fail(err, BERTH_TOO_LARGE, "output '%s' is too large", io->name);
         }
-        BERTH_TRY(berth_part_add(instance->group[0]->part, io->name, io->dtype, answer.dims,
-                                 answer.rank, bytes, &value->bytes, err));
+        BERTH_TRY(
+            berth_part_add(instance->group[0]->part, &answer, bytes, &value->bytes, err));
         value->length = bytes;
     }
     return BERTH_OK;
@@ -921,7 +902,8 @@ static enum berth_code scatter(struct berth_instance *instance, size_t index,
     for (size_t i = 0; i < instance->output_count; i++) {
         const struct berth_ort_value *value = &instance->outputs[i];
         const struct berth_io *io = instance->output_ios[i];
-        struct berth_tensor one = {.rank = (uint8_t)(io->rank + batch)};
+        struct berth_tensor one = {
+            .name = io->name, .dtype = io->dtype, .rank = (uint8_t)(io->rank + batch)};
         size_t elements;
         size_t bytes;
         memcpy(one.dims, value->dims, sizeof(one.dims));
@@ -946,10 +928,9 @@ static enum berth_code scatter(struct berth_instance *instance, size_t index,
         if (!fits) {
             return berth_fail(err, BERTH_INTERNAL, "output '%s' cannot be cut apart", io->name);
         }
-        if (code == BERTH_OK && output_wanted(row->request, io->name)) {
+        if (code == BERTH_OK && berth_request_wants(row->request, io->name)) {
             void *to = NULL;
-            code = berth_part_add(row->part, io->name, io->dtype, one.dims, one.rank, bytes, &to,
-                                  err);
+            code = berth_part_add(row->part, &one, bytes, &to, err);
             if (code == BERTH_OK && bytes > 0) {
                 memcpy(to, from, bytes);
             }

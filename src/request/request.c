@@ -11,6 +11,8 @@
 
 #define TENSORS_FIRST 4
 
+static const struct berth_tensor *find(const struct berth_tensor *tensors, size_t count,
+                                       const char *name);
 static void part_init(struct berth_part *part, struct berth_request *request);
 static void part_post(struct berth_request *request, struct berth_part *part);
 static enum berth_code part_check(const struct berth_tensor *tensor, size_t bytes,
@@ -82,6 +84,25 @@ struct berth_request *berth_request_create(struct berth_slabs *slabs, size_t are
     return request;
 }
 
+const struct berth_tensor *berth_request_input(const struct berth_request *request,
+                                               const char *name)
+{
+    return find(request->inputs, request->input_count, name);
+}
+
+bool berth_request_wants(const struct berth_request *request, const char *name)
+{
+    if (request->outputs_wanted == NULL) {
+        return true;
+    }
+    for (size_t i = 0; i < request->output_wanted_count; i++) {
+        if (strcmp(request->outputs_wanted[i], name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 struct berth_request *berth_request_retain(struct berth_request *request)
 {
     atomic_fetch_add_explicit(&request->references, 1, memory_order_relaxed);
@@ -141,22 +162,19 @@ void berth_part_destroy(struct berth_part *part)
     berth_request_release(request);
 }
 
-enum berth_code berth_part_add(struct berth_part *part, const char *name, enum berth_dtype dtype,
-                               const int64_t *dims, uint8_t rank, size_t bytes, void **out,
-                               struct berth_err *err)
+enum berth_code berth_part_add(struct berth_part *part, const struct berth_tensor *like,
+                               size_t bytes, void **out, struct berth_err *err)
 {
     struct berth_slabs *slabs = part->request->slabs;
-    struct berth_tensor tensor = {.dtype = dtype, .rank = rank};
-    if (rank > BERTH_RANK_MAX) {
-        return berth_fail(err, BERTH_UNSUPPORTED, "output %s: rank %u, the most is %d", name, rank,
-                          BERTH_RANK_MAX);
+    struct berth_tensor tensor = *like;
+    if (like->rank > BERTH_RANK_MAX) {
+        return berth_fail(err, BERTH_UNSUPPORTED, "output %s: rank %u, the most is %d", like->name,
+                          like->rank, BERTH_RANK_MAX);
     }
-    if (rank > 0) {
-        memcpy(tensor.dims, dims, rank * sizeof(*dims));
-    }
-    tensor.name = berth_arena_strdup(&part->arena, name);
+    tensor.range = (struct berth_range){0};
+    tensor.name = berth_arena_strdup(&part->arena, like->name);
     if (tensor.name == NULL || !part_reserve(part)) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for output %s", name);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for output %s", like->name);
     }
     BERTH_TRY(part_check(&tensor, bytes, err));
     if (bytes > 0) {
@@ -169,12 +187,7 @@ enum berth_code berth_part_add(struct berth_part *part, const char *name, enum b
 
 const struct berth_tensor *berth_part_find(const struct berth_part *part, const char *name)
 {
-    for (size_t i = 0; i < part->tensor_count; i++) {
-        if (strcmp(part->tensors[i].name, name) == 0) {
-            return &part->tensors[i];
-        }
-    }
-    return NULL;
+    return find(part->tensors, part->tensor_count, name);
 }
 
 void berth_request_send(struct berth_request *request, struct berth_part *part)
@@ -211,6 +224,17 @@ static void give_taken(void *subject)
 {
     struct taken *taken = subject;
     berth_slabs_give(taken->slabs, &taken->range);
+}
+
+static const struct berth_tensor *find(const struct berth_tensor *tensors, size_t count,
+                                       const char *name)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(tensors[i].name, name) == 0) {
+            return &tensors[i];
+        }
+    }
+    return NULL;
 }
 
 static void part_init(struct berth_part *part, struct berth_request *request)

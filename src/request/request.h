@@ -157,6 +157,11 @@ struct berth_request {
 
 /* Zeroed, with one reference, an id, and its arena limited to arena_bytes_max. NULL: no memory. */
 struct berth_request *berth_request_create(struct berth_slabs *slabs, size_t arena_bytes_max);
+/* The input of that name, or NULL. Lends. */
+const struct berth_tensor *berth_request_input(const struct berth_request *request,
+                                               const char *name);
+/* Is an output of that name to be in the answer? */
+bool berth_request_wants(const struct berth_request *request, const char *name);
 struct berth_request *berth_request_retain(struct berth_request *request);
 void berth_request_release(struct berth_request *request); /* NULL is fine */
 
@@ -168,12 +173,11 @@ enum berth_code berth_request_take(struct berth_request *request, size_t bytes,
 struct berth_part *berth_part_create(struct berth_request *request);
 /* Gives its tensors back and releases the request. NULL is fine. */
 void berth_part_destroy(struct berth_part *part);
-/* Adds a tensor of `dims` and takes its range (`bytes` long; for BYTES tensors the caller counts
- * the prefixes in). *out is where its bytes go, aligned to 64 (NULL when bytes is 0). name is
- * copied. INTERNAL when bytes do not fit dtype and dims. */
-enum berth_code berth_part_add(struct berth_part *part, const char *name, enum berth_dtype dtype,
-                               const int64_t *dims, uint8_t rank, size_t bytes, void **out,
-                               struct berth_err *err) BERTH_MUST_USE;
+/* Adds a tensor of like's name (copied), dtype, rank and dims; its range is not looked at. Takes a
+ * range of `bytes` (of BYTES tensors with the prefixes); *out is where they go, aligned to 64 (NULL
+ * when bytes is 0). INTERNAL when bytes do not fit dtype and dims. */
+enum berth_code berth_part_add(struct berth_part *part, const struct berth_tensor *like,
+                               size_t bytes, void **out, struct berth_err *err) BERTH_MUST_USE;
 /* The tensor of that name, or NULL. Lends. */
 const struct berth_tensor *berth_part_find(const struct berth_part *part, const char *name);
 

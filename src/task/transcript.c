@@ -323,18 +323,6 @@ static void put_field(struct berth_buf *out, const char *name, double value, int
     put_number(out, value, decimals);
 }
 
-/* The part without white space at its ends. */
-static const char *trim(const char *text, size_t *length)
-{
-    static const char spaces[] = " \t\r\n\v\f";
-    text += strspn(text, spaces);
-    *length = strlen(text);
-    while (*length > 0 && strchr(spaces, text[*length - 1]) != NULL) {
-        (*length)--;
-    }
-    return text;
-}
-
 static void put_segment(struct berth_buf *out, const struct berth_segment *segment, size_t id)
 {
     berth_buf_printf(out, "{\"id\":%zu,\"seek\":%d", id, segment->seek);
@@ -361,8 +349,8 @@ static void put_words(struct berth_buf *out, const struct berth_transcript *tran
     for (size_t s = 0; s < transcript->segment_count; s++) {
         const struct berth_segment *segment = &transcript->segments[s];
         for (size_t i = 0; i < segment->word_count; i++) {
-            size_t length = 0;
-            const char *text = trim(segment->words[i].text, &length);
+            size_t length = strlen(segment->words[i].text);
+            const char *text = berth_text_trim(segment->words[i].text, &length);
             berth_buf_puts(out, first ? "{\"word\":" : ",{\"word\":");
             berth_buf_json_string(out, text, length);
             put_field(out, "start", segment->words[i].start_s, 3);
@@ -415,8 +403,8 @@ static void put_time(struct berth_buf *out, double seconds, char point)
 /* One line of text that ends no cue and opens no tag. */
 static void put_cue_text(struct berth_buf *out, const char *text, bool vtt)
 {
-    size_t length = 0;
-    text = trim(text, &length);
+    size_t length = strlen(text);
+    text = berth_text_trim(text, &length);
     for (size_t i = 0; i < length; i++) {
         size_t dashes = strspn(text + i, "-"); /* all of them, or an arrow would be left over */
         if (dashes >= 2 && text[i + dashes] == '>') {

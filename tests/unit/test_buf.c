@@ -127,6 +127,25 @@ static void utf8(void **state)
     }
 }
 
+static void trims_white_space(void **state)
+{
+    static const struct {
+        const char *text;
+        const char *want;
+    } cases[] = {{"", ""},
+                 {" \t\r\n\v\f", ""},
+                 {"a", "a"},
+                 {"  a b\n", "a b"},
+                 {"\xC2\xA0x ", "\xC2\xA0x"}};
+    (void)state;
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        size_t length = strlen(cases[i].text);
+        const char *text = berth_text_trim(cases[i].text, &length);
+        assert_int_equal(length, strlen(cases[i].want));
+        assert_memory_equal(text, cases[i].want, length);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -135,6 +154,7 @@ int main(void)
         cmocka_unit_test(failure_sticks),
         cmocka_unit_test(json_strings),
         cmocka_unit_test(utf8),
+        cmocka_unit_test(trims_white_space),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

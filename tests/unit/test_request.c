@@ -167,35 +167,55 @@ static void a_request_owns_its_ranges(void **state)
     assert_true(berth_mem_bytes_live() < live + (5 << 20)); /* the slab's blocks */
 }
 
+static const struct berth_tensor one_byte = {.name = "y", .dtype = BERTH_DTYPE_INT8};
+
+static void inputs_and_outputs_by_name(void **state)
+{
+    const char *wanted[] = {"b", "c"};
+    struct berth_tensor inputs[] = {{.name = "x"}, {.name = "y"}};
+    struct berth_request *request = make_request();
+    (void)state;
+    request->inputs = inputs;
+    request->input_count = 2;
+    assert_ptr_equal(berth_request_input(request, "y"), &inputs[1]);
+    assert_null(berth_request_input(request, "z"));
+    assert_true(berth_request_wants(request, "a")); /* none named: all */
+    request->outputs_wanted = wanted;
+    assert_false(berth_request_wants(request, "b"));
+    request->output_wanted_count = 2;
+    assert_false(berth_request_wants(request, "a"));
+    assert_true(berth_request_wants(request, "c"));
+    berth_request_release(request);
+}
+
 static void parts_hold_tensors(void **state)
 {
-    static const int64_t dims[] = {2, 3};
     struct berth_request *request = make_request();
     struct berth_part *part = berth_part_create(request);
     struct berth_err err;
     char name[8] = "out";
+    struct berth_tensor like = {
+        .name = name, .dtype = BERTH_DTYPE_FP32, .rank = 2, .dims = {2, 3}, .range = {.slab = 99}};
     void *bytes = NULL;
     (void)state;
-    assert_int_equal(berth_part_add(part, name, BERTH_DTYPE_FP32, dims, 2, 24, &bytes, &err),
-                     BERTH_OK);
+    assert_int_equal(berth_part_add(part, &like, 24, &bytes, &err), BERTH_OK);
     memset(bytes, 1, 24);
     assert_int_equal((uintptr_t)bytes % BERTH_SLAB_ALIGN, 0);
     name[0] = 'x'; /* it was copied */
     assert_int_equal(berth_part_find(part, "out")->dims[1], 3);
     assert_null(berth_part_find(part, "xut"));
-    assert_int_equal(berth_part_add(part, "n", BERTH_DTYPE_FP32, dims, 2, 23, &bytes, &err),
-                     BERTH_INTERNAL);
-    assert_int_equal(berth_part_add(part, "n", BERTH_DTYPE_FP32, dims, 9, 24, &bytes, &err),
-                     BERTH_UNSUPPORTED);
-    assert_int_equal(berth_part_add(part, "n", BERTH_DTYPE_BYTES, dims, 1, 2 << 20, &bytes, &err),
-                     BERTH_TOO_LARGE);
+    assert_int_equal(berth_part_add(part, &like, 23, &bytes, &err), BERTH_INTERNAL);
+    like.rank = BERTH_RANK_MAX + 1;
+    assert_int_equal(berth_part_add(part, &like, 24, &bytes, &err), BERTH_UNSUPPORTED);
+    like.dtype = BERTH_DTYPE_BYTES;
+    like.rank = 1;
+    assert_int_equal(berth_part_add(part, &like, 2 << 20, &bytes, &err), BERTH_TOO_LARGE);
     assert_int_equal(part->tensor_count, 1);
-    assert_int_equal(berth_part_add(part, "none", BERTH_DTYPE_FP32, &(int64_t){0}, 1, 0, &bytes,
-                                    &err), BERTH_OK);
+    struct berth_tensor none = {.name = "none", .dtype = BERTH_DTYPE_FP32, .rank = 1};
+    assert_int_equal(berth_part_add(part, &none, 0, &bytes, &err), BERTH_OK);
     assert_null(bytes);
     for (int i = 0; i < 20; i++) {
-        assert_int_equal(berth_part_add(part, "n", BERTH_DTYPE_INT8, NULL, 0, 1, &bytes, &err),
-                         BERTH_OK);
+        assert_int_equal(berth_part_add(part, &one_byte, 1, &bytes, &err), BERTH_OK);
     }
     assert_int_equal(part->tensor_count, 22);
     assert_string_equal(part->tensors[0].name, "out");
@@ -213,15 +233,13 @@ static void one_final_answer(void **state)
     struct berth_part *part = berth_part_create(request);
     berth_request_send(request, part);
     struct berth_part *last = berth_part_create(request);
-    assert_int_equal(berth_part_add(last, "y", BERTH_DTYPE_INT8, NULL, 0, 1, &bytes, NULL),
-                     BERTH_OK);
+    assert_int_equal(berth_part_add(last, &one_byte, 1, &bytes, NULL), BERTH_OK);
     assert_true(berth_request_complete(request, last, NULL));
     assert_true(request->stamps.t_done_ns > 0);
     berth_fail(&err, BERTH_DEADLINE, "too late");
     assert_false(berth_request_complete(request, NULL, &err));
     part = berth_part_create(request);
-    assert_int_equal(berth_part_add(part, "y", BERTH_DTYPE_INT8, NULL, 0, 1, &bytes, NULL),
-                     BERTH_OK);
+    assert_int_equal(berth_part_add(part, &one_byte, 1, &bytes, NULL), BERTH_OK);
     assert_false(berth_request_complete(request, part, NULL)); /* destroyed */
     berth_request_send(request, berth_part_create(request));   /* dropped */
     part = next_part();
@@ -276,7 +294,7 @@ static void torture(void **state)
         struct berth_part *part = berth_part_create(request);
         enum berth_code code = part == NULL ? BERTH_UNAVAILABLE : BERTH_OK;
         for (int i = 0; i < 9 && code == BERTH_OK; i++) {
-            code = berth_part_add(part, "y", BERTH_DTYPE_INT8, NULL, 0, 1, &bytes, &err);
+            code = berth_part_add(part, &one_byte, 1, &bytes, &err);
         }
         if (code == BERTH_OK) {
             assert_true(berth_request_complete(request, part, NULL));
@@ -332,6 +350,7 @@ int main(void)
         cmocka_unit_test(strings_in_tensors),
         cmocka_unit_test(parameters),
         cmocka_unit_test_setup_teardown(a_request_owns_its_ranges, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(inputs_and_outputs_by_name, set_up, tear_down),
         cmocka_unit_test_setup_teardown(parts_hold_tensors, set_up, tear_down),
         cmocka_unit_test_setup_teardown(one_final_answer, set_up, tear_down),
         cmocka_unit_test_setup_teardown(an_error_needs_no_memory, set_up, tear_down),

@@ -152,13 +152,13 @@ static void add_bytes(struct berth_part *part, const char *name, const char *con
     unsigned char *at = NULL;
     void *out = NULL;
     size_t bytes = 0;
-    int64_t dims[] = {(int64_t)count};
+    struct berth_tensor like = {
+        .name = name, .dtype = BERTH_DTYPE_BYTES, .rank = 1, .dims = {(int64_t)count}};
     struct berth_err err = {0};
     for (size_t i = 0; i < count; i++) {
         bytes += 4 + strlen(texts[i]);
     }
-    assert_int_equal(berth_part_add(part, name, BERTH_DTYPE_BYTES, dims, 1, bytes, &out, &err),
-                     BERTH_OK);
+    assert_int_equal(berth_part_add(part, &like, bytes, &out, &err), BERTH_OK);
     at = out;
     for (size_t i = 0; i < count; i++) {
         at = berth_bytes_put(at, texts[i], (uint32_t)strlen(texts[i]));
@@ -177,12 +177,12 @@ static void add_numbers(struct berth_part *part, const struct numbers *numbers)
 {
     void *out = NULL;
     struct berth_err err = {0};
-    int64_t dims[] = {(int64_t)numbers->count, (int64_t)numbers->width};
+    struct berth_tensor like = {.name = numbers->name, .dtype = numbers->dtype,
+                                .rank = numbers->width == 0 ? 1 : 2,
+                                .dims = {(int64_t)numbers->count, (int64_t)numbers->width}};
     size_t bytes = numbers->count * (numbers->width == 0 ? 1 : numbers->width) *
                    berth_dtype_bytes(numbers->dtype);
-    assert_int_equal(berth_part_add(part, numbers->name, numbers->dtype, dims,
-                                    numbers->width == 0 ? 1 : 2, bytes, &out, &err),
-                     BERTH_OK);
+    assert_int_equal(berth_part_add(part, &like, bytes, &out, &err), BERTH_OK);
     if (bytes > 0) {
         memcpy(out, numbers->values, bytes);
     }

@@ -11,40 +11,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/whisper/languages.h"
 #include "engine/whisper/rules.h"
 
 #define ARENA_BYTES_MAX (256U << 20)
-#define PROMPT_BYTES_MAX 8192 /* more than 223 tokens ever take of a prompt's end */
-#define PROMPT_TOKENS_MAX 223
 
-struct berth_whisper_said {
-    struct berth_whisper_said *next;
-    double start_s;
-    double end_s;
-    char *text;
-    size_t text_length;
-    struct berth_window_score score;
-    double temperature;
-    size_t seek;
-    const int32_t *tokens;
-    size_t token_count;
-    struct said_word *words;
-    size_t word_count;
-};
-
-struct said_word {
-    const char *text;
-    size_t text_length;
-    double start_s;
-    double end_s;
-    double probability;
-};
-
-static enum berth_code read_audio(struct berth_whisper_row *row, struct berth_err *err);
-static enum berth_code read_language(struct berth_whisper_row *row, struct berth_err *err);
-static enum berth_code read_wish(struct berth_whisper_row *row, struct berth_err *err);
-static enum berth_code read_prompt(struct berth_whisper_row *row, struct berth_err *err);
 static void next_window(struct berth_whisper_row *row, size_t seek);
 static void begin_attempt(struct berth_whisper_row *row);
 static void feed_prompt(struct berth_whisper_row *row);
@@ -66,16 +36,7 @@ enum berth_code berth_whisper_row_init(struct berth_whisper_row *row,
     row->lane = BERTH_WHISPER_LANE_NONE;
     row->peak = BERTH_MEL_SILENCE;
     berth_arena_init(&row->arena, ARENA_BYTES_MAX);
-    enum berth_code code = read_audio(row, err);
-    if (code == BERTH_OK) {
-        code = read_language(row, err);
-    }
-    if (code == BERTH_OK) {
-        code = read_wish(row, err);
-    }
-    if (code == BERTH_OK) {
-        code = read_prompt(row, err);
-    }
+    enum berth_code code = berth_whisper_row_read(row, err);
     if (code != BERTH_OK) {
         berth_whisper_row_finish(row);
         return code;
@@ -176,151 +137,6 @@ enum berth_code berth_whisper_row_align(struct berth_whisper_row *row, struct be
     return alignment->done < alignment->count ? BERTH_OK : place_words(row, align, err);
 }
 
-bool berth_whisper_row_has_news(const struct berth_whisper_row *row)
-{
-    return row->unsent != NULL;
-}
-
-/* --- what the request asks for --- */
-
-static enum berth_code read_audio(struct berth_whisper_row *row, struct berth_err *err)
-{
-    const struct berth_request *request = row->request;
-    size_t count = 0;
-    if (request->input_count != 1 || request->inputs[0].dtype != BERTH_DTYPE_FP32 ||
-        !berth_tensor_elements(&request->inputs[0], &count)) {
-        return berth_fail_field(err, BERTH_INVALID, "inputs",
-                                "a transcription takes one input, audio, of FP32 samples");
-    }
-    const struct berth_tensor *tensor = &request->inputs[0];
-    for (uint8_t d = 0; d + 1 < tensor->rank; d++) {
-        if (tensor->dims[d] != 1) {
-            return berth_fail_field(err, BERTH_INVALID, "audio",
-                                    "one recording with one channel a request");
-        }
-    }
-    if (tensor->range.length != count * sizeof(float)) {
-        return berth_fail_field(err, BERTH_INVALID, "audio", "its bytes are not its shape's");
-    }
-    row->audio.samples = count == 0 ? NULL : berth_slabs_pointer(request->slabs, &tensor->range);
-    row->audio.count = count;
-    row->content = berth_mel_content(count);
-    return BERTH_OK;
-}
-
-static enum berth_code read_language(struct berth_whisper_row *row, struct berth_err *err)
-{
-    const struct berth_whisper_config *config = row->base->config;
-    const char *text = berth_params_string(&row->request->params, "language", "");
-    row->wish.language = config->multilingual ? "" : "en";
-    row->wish.language_id = -1;
-    if (text[0] == '\0' || strcmp(text, "auto") == 0) {
-        return BERTH_OK;
-    }
-    const char *code = berth_language_code(text);
-    if (code == NULL) {
-        return berth_fail_field(err, BERTH_INVALID, "language",
-                                "'%.40s' is no language this server knows; give a code such as en",
-                                text);
-    }
-    if (!config->multilingual && strcmp(code, "en") != 0) {
-        return berth_fail_field(err, BERTH_UNSUPPORTED, "language",
-                                "this model understands English only, not %s",
-                                berth_language_name(code));
-    }
-    if (config->multilingual) {
-        row->wish.language_id = berth_whisper_language_id(config, code);
-        if (row->wish.language_id < 0) {
-            return berth_fail_field(err, BERTH_UNSUPPORTED, "language",
-                                    "this model does not know %s", berth_language_name(code));
-        }
-    }
-    row->wish.language = code;
-    return BERTH_OK;
-}
-
-static enum berth_code read_wish(struct berth_whisper_row *row, struct berth_err *err)
-{
-    const struct berth_params *params = &row->request->params;
-    struct berth_whisper_wish *wish = &row->wish;
-    const char *task = berth_params_string(params, "task", "transcribe");
-    wish->translate = strcmp(task, "translate") == 0;
-    wish->timestamps = !berth_params_bool(params, "without_timestamps", false);
-    wish->words = berth_params_bool(params, "word_timestamps", false);
-    wish->temperature = berth_params_real(params, "temperature", 0);
-    if (!wish->translate && strcmp(task, "transcribe") != 0) {
-        return berth_fail_field(err, BERTH_INVALID, "task",
-                                "'%.40s' is neither transcribe nor translate", task);
-    }
-    if (wish->translate && !row->base->config->multilingual) {
-        return berth_fail_field(err, BERTH_UNSUPPORTED, "task",
-                                "this model understands English only and does not translate");
-    }
-    if (!(wish->temperature >= 0 && wish->temperature <= 2)) {
-        return berth_fail_field(err, BERTH_INVALID, "temperature",
-                                "a temperature is a number from 0 to 2");
-    }
-    if (berth_params_int(params, "beam_size", 1) != 1) {
-        return berth_fail_field(err, BERTH_UNSUPPORTED, "beam_size",
-                                "only greedy decoding (beam_size 1) is served");
-    }
-    if (wish->words && !row->base->align) {
-        return berth_fail_field(err, BERTH_UNSUPPORTED, "word_timestamps",
-                                "this form of the model gives no word times");
-    }
-    return BERTH_OK;
-}
-
-static const char *trim(const char *text, size_t *length)
-{
-    while (*length > 0 && strchr(" \t\r\n\v\f", text[0]) != NULL && text[0] != '\0') {
-        text++;
-        (*length)--;
-    }
-    while (*length > 0 && strchr(" \t\r\n\v\f", text[*length - 1]) != NULL &&
-           text[*length - 1] != '\0') {
-        (*length)--;
-    }
-    return text;
-}
-
-/* Keeps the tokens of the prompt's end, behind one space. */
-static enum berth_code read_prompt(struct berth_whisper_row *row, struct berth_err *err)
-{
-    const char *text = berth_params_string(&row->request->params, "prompt", "");
-    size_t length = strlen(text);
-    text = trim(text, &length);
-    if (length == 0) {
-        return BERTH_OK;
-    }
-    if (length > PROMPT_BYTES_MAX) {
-        text += length - PROMPT_BYTES_MAX;
-        length = PROMPT_BYTES_MAX;
-        while (length > 0 && ((unsigned char)text[0] & 0xC0) == 0x80) {
-            text++; /* not into a character */
-            length--;
-        }
-    }
-    char *spaced = berth_arena_alloc(&row->arena, length + 2);
-    row->context = berth_arena_alloc(&row->arena, (length + 1) * sizeof(*row->context));
-    if (spaced == NULL || row->context == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the prompt");
-    }
-    spaced[0] = ' ';
-    memcpy(spaced + 1, text, length);
-    row->context_count =
-        berth_tokens_encode(row->base->tokens, spaced, length + 1, row->context);
-    size_t max = PROMPT_TOKENS_MAX;
-    if (max > row->base->config->positions / 2 - 1) {
-        max = row->base->config->positions / 2 - 1;
-    }
-    if (row->context_count > max) {
-        row->context += row->context_count - max;
-        row->context_count = max;
-    }
-    return BERTH_OK;
-}
-
 /* --- decoding a window --- */
 
 static void next_window(struct berth_whisper_row *row, size_t seek)
@@ -391,21 +207,20 @@ static void feed_prompt(struct berth_whisper_row *row)
     row->stage = count > row->base->step_max ? BERTH_WHISPER_PROMPT : BERTH_WHISPER_DECODE;
 }
 
-/* The window's text without the white space at its ends, in the row's arena; NULL: no memory. */
-static char *attempt_text(struct berth_whisper_row *row, size_t *length)
+/* The tokens' text, as valid UTF-8, in the row's arena; NULL: no memory. */
+static char *decode_text(struct berth_whisper_row *row, const int32_t *ids, size_t count,
+                         size_t *length)
 {
-    struct berth_buf buf = {0};
+    struct berth_buf bytes = {0};
     struct berth_buf text = {0};
     char *copy = NULL;
-    berth_tokens_decode(row->base->tokens, row->attempt.tokens, row->attempt.token_count,
-                        row->base->config->eot, &buf);
-    berth_tokens_put_utf8(&text, berth_buf_text(&buf), buf.length);
-    if (berth_buf_ok(&buf) && berth_buf_ok(&text)) {
+    berth_tokens_decode(row->base->tokens, ids, count, row->base->config->eot, &bytes);
+    berth_tokens_put_utf8(&text, berth_buf_text(&bytes), bytes.length);
+    if (berth_buf_ok(&bytes) && berth_buf_ok(&text)) {
         *length = text.length;
-        const char *trimmed = trim(berth_buf_text(&text), length);
-        copy = berth_arena_strndup(&row->arena, trimmed, *length);
+        copy = berth_arena_strndup(&row->arena, berth_buf_text(&text), text.length);
     }
-    berth_buf_finish(&buf);
+    berth_buf_finish(&bytes);
     berth_buf_finish(&text);
     return copy;
 }
@@ -426,10 +241,11 @@ static enum berth_code end_attempt(struct berth_whisper_row *row, struct berth_e
 {
     struct berth_whisper_attempt *attempt = &row->attempt;
     size_t length = 0;
-    const char *text = attempt_text(row, &length);
+    const char *text = decode_text(row, attempt->tokens, attempt->token_count, &length);
     if (text == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for a window's text");
     }
+    text = berth_text_trim(text, &length);
     row->score = (struct berth_window_score){
         .avg_logprob = attempt->logprob / (double)(attempt->token_count + 1),
         .compression_ratio = berth_window_compression(text, length),
@@ -568,23 +384,6 @@ static enum berth_code place_words(struct berth_whisper_row *row, struct berth_a
 
 /* --- what stands --- */
 
-static char *decode_text(struct berth_whisper_row *row, const int32_t *ids, size_t count,
-                         size_t *length)
-{
-    struct berth_buf bytes = {0};
-    struct berth_buf text = {0};
-    char *copy = NULL;
-    berth_tokens_decode(row->base->tokens, ids, count, row->base->config->eot, &bytes);
-    berth_tokens_put_utf8(&text, berth_buf_text(&bytes), bytes.length);
-    if (berth_buf_ok(&bytes) && berth_buf_ok(&text)) {
-        *length = text.length;
-        copy = berth_arena_strndup(&row->arena, berth_buf_text(&text), text.length);
-    }
-    berth_buf_finish(&bytes);
-    berth_buf_finish(&text);
-    return copy;
-}
-
 static bool add_words(struct berth_whisper_row *row, struct berth_whisper_said *said,
                       const struct berth_align_word *words, size_t count)
 {
@@ -593,7 +392,7 @@ static bool add_words(struct berth_whisper_row *row, struct berth_whisper_said *
         return false;
     }
     for (size_t i = 0; i < count; i++) {
-        struct said_word *word = &said->words[said->word_count++];
+        struct berth_whisper_word *word = &said->words[said->word_count++];
         int32_t ids[BERTH_WHISPER_TOKENS_MAX];
         for (size_t k = 0; k < words[i].count; k++) {
             ids[k] = (int32_t)row->alignment.ids[row->alignment.first + 1 + words[i].first + k];
@@ -621,7 +420,7 @@ static bool add_said(struct berth_whisper_row *row, const struct berth_window_se
         return false;
     }
     size_t trimmed = length;
-    (void)trim(text, &trimmed);
+    (void)berth_text_trim(text, &trimmed);
     if (trimmed == 0 || segment->start_s == segment->end_s) {
         return true;
     }
@@ -685,176 +484,4 @@ static enum berth_code commit(struct berth_whisper_row *row, const struct berth_
     row->context_count = 0;
     next_window(row, seek);
     return BERTH_OK;
-}
-
-/* --- parts --- */
-
-/* Sizes of what a part carries. */
-struct extent {
-    const struct berth_whisper_said *from;
-    bool first; /* nothing was said before */
-    size_t segments;
-    size_t words;
-    size_t tokens;
-    size_t text_bytes;
-    size_t segment_bytes; /* with the length before each string */
-    size_t word_bytes;
-};
-
-static struct extent measure(const struct berth_whisper_said *from)
-{
-    struct extent extent = {.from = from};
-    for (const struct berth_whisper_said *said = from; said != NULL; said = said->next) {
-        extent.segments++;
-        extent.tokens += said->token_count;
-        extent.words += said->word_count;
-        extent.text_bytes += said->text_length;
-        for (size_t i = 0; i < said->word_count; i++) {
-            extent.word_bytes += 4 + said->words[i].text_length;
-        }
-    }
-    extent.segment_bytes = extent.text_bytes + 4 * extent.segments;
-    return extent;
-}
-
-static enum berth_code add_string(struct berth_part *part, const char *name, const char *text,
-                                  size_t length, struct berth_err *err)
-{
-    void *out = NULL;
-    const int64_t dims[] = {1};
-    BERTH_TRY(berth_part_add(part, name, BERTH_DTYPE_BYTES, dims, 1, length + 4, &out, err));
-    (void)berth_bytes_put(out, text, (uint32_t)length);
-    return BERTH_OK;
-}
-
-/* The final text is trimmed; deltas are not, but for the start of the first: together they are it.
- */
-static enum berth_code add_text(struct berth_part *part, const struct extent *extent, bool final,
-                                struct berth_err *err)
-{
-    struct berth_buf text = {0};
-    for (const struct berth_whisper_said *said = extent->from; said != NULL; said = said->next) {
-        berth_buf_append(&text, said->text, said->text_length);
-    }
-    size_t length = text.length;
-    const char *bytes = berth_buf_text(&text);
-    if (final || extent->first) {
-        size_t trimmed = length;
-        const char *start = trim(bytes, &trimmed);
-        length = final ? trimmed : length - (size_t)(start - bytes);
-        bytes = start;
-    }
-    enum berth_code code =
-        berth_buf_ok(&text) ? add_string(part, "text", bytes, length, err)
-                            : berth_fail(err, BERTH_UNAVAILABLE, "no memory for the text");
-    berth_buf_finish(&text);
-    return code;
-}
-
-static enum berth_code add_segments(struct berth_part *part, const struct extent *extent,
-                                    struct berth_err *err)
-{
-    const int64_t n = (int64_t)extent->segments;
-    const int64_t dims[3][2] = {{n, 2}, {n, 4}, {(int64_t)extent->tokens, 0}};
-    void *text = NULL, *times = NULL, *stats = NULL, *counts = NULL, *seeks = NULL, *ids = NULL;
-    BERTH_TRY(berth_part_add(part, "segment_text", BERTH_DTYPE_BYTES, &n, 1,
-                             extent->segment_bytes, &text, err));
-    BERTH_TRY(berth_part_add(part, "segment_times", BERTH_DTYPE_FP64, dims[0], 2,
-                             extent->segments * 2 * sizeof(double), &times, err));
-    BERTH_TRY(berth_part_add(part, "segment_stats", BERTH_DTYPE_FP64, dims[1], 2,
-                             extent->segments * 4 * sizeof(double), &stats, err));
-    BERTH_TRY(berth_part_add(part, "segment_seek", BERTH_DTYPE_INT32, &n, 1,
-                             extent->segments * sizeof(int32_t), &seeks, err));
-    BERTH_TRY(berth_part_add(part, "segment_token_count", BERTH_DTYPE_INT32, &n, 1,
-                             extent->segments * sizeof(int32_t), &counts, err));
-    BERTH_TRY(berth_part_add(part, "segment_tokens", BERTH_DTYPE_INT32, dims[2], 1,
-                             extent->tokens * sizeof(int32_t), &ids, err));
-    unsigned char *text_at = text;
-    double *times_at = times;
-    double *stats_at = stats;
-    int32_t *counts_at = counts;
-    int32_t *seeks_at = seeks;
-    int32_t *ids_at = ids;
-    for (const struct berth_whisper_said *said = extent->from; said != NULL; said = said->next) {
-        text_at = berth_bytes_put(text_at, said->text, (uint32_t)said->text_length);
-        *times_at++ = said->start_s;
-        *times_at++ = said->end_s;
-        *stats_at++ = said->score.avg_logprob;
-        *stats_at++ = said->score.compression_ratio;
-        *stats_at++ = said->score.no_speech_prob;
-        *stats_at++ = said->temperature;
-        *seeks_at++ = (int32_t)said->seek;
-        *counts_at++ = (int32_t)said->token_count;
-        memcpy(ids_at, said->tokens, said->token_count * sizeof(*ids_at));
-        ids_at += said->token_count;
-    }
-    return BERTH_OK;
-}
-
-static enum berth_code add_all_words(struct berth_part *part, const struct extent *extent,
-                                     struct berth_err *err)
-{
-    const int64_t m = (int64_t)extent->words;
-    const int64_t dims[2] = {m, 3};
-    void *text = NULL, *times = NULL, *segments = NULL;
-    BERTH_TRY(berth_part_add(part, "word_text", BERTH_DTYPE_BYTES, &m, 1, extent->word_bytes,
-                             &text, err));
-    BERTH_TRY(berth_part_add(part, "word_times", BERTH_DTYPE_FP64, dims, 2,
-                             extent->words * 3 * sizeof(double), &times, err));
-    BERTH_TRY(berth_part_add(part, "word_segment", BERTH_DTYPE_INT32, &m, 1,
-                             extent->words * sizeof(int32_t), &segments, err));
-    unsigned char *text_at = text;
-    double *times_at = times;
-    int32_t *segments_at = segments;
-    int32_t index = 0;
-    for (const struct berth_whisper_said *said = extent->from; said != NULL; said = said->next) {
-        for (size_t i = 0; i < said->word_count; i++) {
-            const struct said_word *word = &said->words[i];
-            text_at = berth_bytes_put(text_at, word->text, (uint32_t)word->text_length);
-            *times_at++ = word->start_s;
-            *times_at++ = word->end_s;
-            *times_at++ = word->probability;
-            *segments_at++ = index;
-        }
-        index++;
-    }
-    return BERTH_OK;
-}
-
-enum berth_code berth_whisper_row_part(struct berth_whisper_row *row, bool final,
-                                       struct berth_part **out, struct berth_err *err)
-{
-    struct extent extent = measure(final ? row->said : row->unsent);
-    extent.first = final || row->unsent == row->said;
-    struct berth_part *part = berth_part_create(row->request);
-    const int64_t one = 1;
-    void *duration = NULL;
-    enum berth_code code = BERTH_OK;
-    if (part == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the answer");
-    }
-    code = add_text(part, &extent, final, err);
-    if (code == BERTH_OK) {
-        code = add_string(part, "language", row->wish.language, strlen(row->wish.language), err);
-    }
-    if (code == BERTH_OK) {
-        code = berth_part_add(part, "duration", BERTH_DTYPE_FP64, &one, 1, sizeof(double),
-                              &duration, err);
-    }
-    if (code == BERTH_OK) {
-        double seconds = (double)row->audio.count / BERTH_MEL_RATE;
-        memcpy(duration, &seconds, sizeof(seconds));
-        code = add_segments(part, &extent, err);
-    }
-    if (code == BERTH_OK) {
-        code = add_all_words(part, &extent, err);
-    }
-    if (code == BERTH_OK) {
-        part->final = final;
-        row->unsent = NULL;
-        *out = part;
-        part = NULL;
-    }
-    berth_part_destroy(part);
-    return code;
 }

@@ -26,7 +26,6 @@
 #include "request/request.h"
 
 #define BERTH_WHISPER_TOKENS_MAX 448
-#define BERTH_WHISPER_SAID_MAX 224 /* new tokens of one window */
 #define BERTH_WHISPER_LANE_NONE UINT32_MAX
 #define BERTH_WHISPER_CHUNK 64 /* tokens of one alignment call */
 #define BERTH_WHISPER_CHUNKS (BERTH_WHISPER_TOKENS_MAX / BERTH_WHISPER_CHUNK)
@@ -94,7 +93,29 @@ struct berth_whisper_alignment {
     double probabilities[BERTH_WHISPER_TOKENS_MAX];      /* of the text tokens */
 };
 
-struct berth_whisper_said; /* a segment that stands */
+struct berth_whisper_word {
+    const char *text; /* with its leading space */
+    size_t text_length;
+    double start_s;
+    double end_s;
+    double probability;
+};
+
+/* A segment that stands. All of it lives in the row's arena. */
+struct berth_whisper_said {
+    struct berth_whisper_said *next;
+    double start_s;
+    double end_s;
+    char *text;
+    size_t text_length;
+    struct berth_window_score score;
+    double temperature;
+    size_t seek;
+    const int32_t *tokens;
+    size_t token_count;
+    struct berth_whisper_word *words;
+    size_t word_count;
+};
 
 struct berth_whisper_row {
     enum berth_whisper_stage stage;
@@ -144,7 +165,11 @@ enum berth_code berth_whisper_row_align(struct berth_whisper_row *row, struct be
                                         const struct berth_ort_value *logits,
                                         struct berth_ort_value *scores,
                                         struct berth_err *err) BERTH_MUST_USE;
-/* Anything new since the last part? */
+/* whisper_wish.c - what the request asks for, into the row; nothing of it is checked elsewhere. */
+enum berth_code berth_whisper_row_read(struct berth_whisper_row *row,
+                                       struct berth_err *err) BERTH_MUST_USE;
+
+/* whisper_result.c - Anything new since the last part? */
 bool berth_whisper_row_has_news(const struct berth_whisper_row *row);
 /* A part with what is new, or the final one with everything. The caller owns it. */
 enum berth_code berth_whisper_row_part(struct berth_whisper_row *row, bool final,
