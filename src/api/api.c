@@ -31,7 +31,7 @@ static void on_close(void *subject, struct berth_exchange *exchange, bool answer
 static const char *error_body(void *subject, struct berth_exchange *exchange,
                               const struct berth_err *err, struct berth_buf *out);
 static enum berth_code find_route(struct berth_call *call, struct berth_err *err);
-static bool match(struct berth_call *call, const char *pattern, const char *path);
+static bool match(struct berth_call *call, const char *pattern, const char *path, bool *lost);
 static enum berth_code judge_head(struct berth_call *call, struct berth_err *err);
 static uint64_t body_bytes_max(const struct berth_call *call);
 static const char *server_timing(struct berth_call *call);
@@ -335,12 +335,14 @@ static void on_close(void *subject, struct berth_exchange *exchange, bool answer
 {
     struct berth_call *call = berth_http_user(exchange);
     (void)subject;
+    (void)answered;
     if (call == NULL) {
         return;
     }
     berth_http_set_user(exchange, NULL);
     call->exchange = NULL;
-    if (call->request != NULL && !answered) {
+    /* Answered or not: an error of the front's own ends what the controller still works at. */
+    if (call->request != NULL && !atomic_load(&call->request->answered)) {
         atomic_store(&call->request->cancelled, true);
         if (call->submitted) {
             berth_sched_cancel(call->api->options.sched, call->request);
@@ -368,9 +370,10 @@ static enum berth_code find_route(struct berth_call *call, struct berth_err *err
     const char *path = berth_http_path(call->exchange);
     const char *method = berth_http_method(call->exchange);
     bool path_known = false;
+    bool lost = false;
     for (size_t t = 0; t < BERTH_COUNT_OF(route_tables); t++) {
         for (const struct berth_route *route = route_tables[t]; route->method != NULL; route++) {
-            if (!match(call, route->pattern, path)) {
+            if (!match(call, route->pattern, path, &lost)) {
                 continue;
             }
             if (strcmp(route->method, method) == 0) {
@@ -379,6 +382,9 @@ static enum berth_code find_route(struct berth_call *call, struct berth_err *err
             }
             path_known = true;
         }
+    }
+    if (lost) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
     }
     if (!path_known) {
         return berth_fail(err, BERTH_NOT_FOUND, "Not Found");
@@ -394,7 +400,8 @@ static enum berth_code find_route(struct berth_call *call, struct berth_err *err
     return BERTH_OK;
 }
 
-static bool match(struct berth_call *call, const char *pattern, const char *path)
+/* *lost is set where there was no memory to tell. */
+static bool match(struct berth_call *call, const char *pattern, const char *path, bool *lost)
 {
     size_t segment = 0;
     memset(call->segments, 0, sizeof(call->segments));
@@ -406,6 +413,7 @@ static bool match(struct berth_call *call, const char *pattern, const char *path
             }
             call->segments[segment] = berth_arena_strndup(&call->arena, path, length);
             if (call->segments[segment++] == NULL) {
+                *lost = true;
                 return false;
             }
             path += length;
