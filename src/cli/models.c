@@ -80,11 +80,12 @@ static enum berth_code fetch_json(const struct berth_config *config, const char 
     struct berth_remote_answer answer = {0};
     enum berth_code code = berth_remote_call(config, path, body, &answer, err);
     if (code == BERTH_OK) {
-        const char *text = berth_buf_text(&answer.body);
-        *out = json_loadb(text, answer.body.length, 0, NULL);
-        if (answer.status != 200 || *out == NULL) {
-            code = berth_fail(err, BERTH_UNAVAILABLE, "%s answered %ld: %.120s", path,
-                              answer.status, text);
+        *out = json_loadb(berth_buf_text(&answer.body), answer.body.length, 0, NULL);
+        if (answer.status != 200) {
+            code = berth_remote_refused(&answer.body, answer.status, err);
+        } else if (*out == NULL) {
+            code = berth_fail(err, BERTH_UNAVAILABLE, "%s%s did not answer with JSON; is it berth?",
+                              config->server, path);
         }
     }
     berth_buf_finish(&answer.body);

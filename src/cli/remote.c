@@ -18,8 +18,6 @@ static enum berth_code open_handle(const struct berth_config *config, const char
 static enum berth_code perform(CURL *curl, struct berth_buf *answer, long *status,
                                struct berth_err *err);
 static bool add_field(curl_mime *form, const char *name, const char *value);
-static enum berth_code answer_error(const struct berth_buf *answer, long status,
-                                    struct berth_err *err);
 static size_t take_bytes(char *bytes, size_t size, size_t count, void *buf);
 
 int berth_remote_transcribe(const struct berth_config *config)
@@ -136,7 +134,7 @@ enum berth_code berth_remote_transcription(const struct berth_config *config, co
     curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
     code = perform(curl, answer, &status, err);
     if (code == BERTH_OK && status != 200) {
-        code = answer_error(answer, status, err);
+        code = berth_remote_refused(answer, status, err);
     }
 out:
     curl_mime_free(form);
@@ -155,14 +153,16 @@ static bool add_field(curl_mime *form, const char *name, const char *value)
            curl_mime_data(part, value, CURL_ZERO_TERMINATED) == CURLE_OK;
 }
 
-static enum berth_code answer_error(const struct berth_buf *answer, long status,
-                                    struct berth_err *err)
+enum berth_code berth_remote_refused(const struct berth_buf *answer, long status,
+                                     struct berth_err *err)
 {
     json_t *root = json_loadb(berth_buf_text(answer), answer->length, 0, NULL);
-    json_t *error = json_object_get(root, "error");
-    const char *message = json_string_value(json_object_get(error, "message"));
+    json_t *error = json_object_get(root, "error"); /* KServe's: a text; OpenAI's: an object */
+    const char *message = json_string_value(
+        json_is_string(error) ? error : json_object_get(error, "message"));
     berth_fail(err, status == 429 || status == 503 ? BERTH_UNAVAILABLE : BERTH_INVALID,
-               "the server answered %ld: %s", status, message == NULL ? "(no reason)" : message);
+               "the server answered %ld: %.160s%s", status,
+               message == NULL ? "(no reason)" : message, status == 401 ? "; see --key" : "");
     json_decref(root);
     return err->code;
 }

@@ -23,4 +23,8 @@ enum berth_code berth_remote_call(const struct berth_config *config, const char 
                                   const char *body, struct berth_remote_answer *answer,
                                   struct berth_err *err) BERTH_MUST_USE;
 
+/* Says what an answer other than 200 tells; returns err's code, never OK. */
+enum berth_code berth_remote_refused(const struct berth_buf *answer, long status,
+                                     struct berth_err *err);
+
 #endif

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "engine/engine.h"
 
 #define MEDIA_QUEUE_MAX 1024
@@ -17,6 +18,7 @@ static enum berth_code start_media(const struct berth_config *config, struct ber
                                    struct berth_err *err);
 static enum berth_code parse_mode(const char *text, enum berth_control_mode *out,
                                   struct berth_err *err);
+static void warn_unknown(const struct berth_config *config, struct berth_catalog *catalog);
 static uint32_t core_count(void);
 
 enum berth_code berth_stack_start(const struct berth_config *config, struct berth_stack *stack,
@@ -39,8 +41,10 @@ enum berth_code berth_stack_start(const struct berth_config *config, struct bert
     code = berth_stack_admin(stack, &scan, err);
     if (code != BERTH_OK) {
         berth_stack_finish(stack);
+        return code;
     }
-    return code;
+    warn_unknown(config, stack->catalog);
+    return BERTH_OK;
 }
 
 void berth_stack_stop(struct berth_stack *stack)
@@ -183,6 +187,20 @@ static enum berth_code parse_mode(const char *text, enum berth_control_mode *out
     }
     return berth_fail(err, BERTH_INVALID,
                       "--model-control-mode '%s' is not none, poll, explicit or demand", text);
+}
+
+/* A wrong name is told; as with a model that cannot be loaded, the others serve. */
+static void warn_unknown(const struct berth_config *config, struct berth_catalog *catalog)
+{
+    for (size_t i = 0; i < config->load_model.count; i++) {
+        const char *name = config->load_model.items[i];
+        struct berth_model *model = berth_catalog_find(catalog, name, 0);
+        if (model == NULL && strcmp(name, "*") != 0) {
+            berth_log_warn("serve", 0, "--load-model: there is no model '%s' in %s", name,
+                           config->models);
+        }
+        berth_model_release(model);
+    }
 }
 
 static uint32_t core_count(void)

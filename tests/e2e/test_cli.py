@@ -70,6 +70,13 @@ def test_models(null_models, serve):
     assert "identity" in berth("models", "--server", server.url).stdout
 
 
+def test_models_tells_what_is_wrong(tmp_path):
+    (tmp_path / "text" / "1").mkdir(parents=True)
+    (tmp_path / "text" / "1" / "model.onnx").write_text("hello")
+    rows = json.loads(berth("models", "--models", tmp_path, "--json").stdout)
+    assert [row["state"] for row in rows] == ["FAILED"] and "usable ONNX" in rows[0]["reason"]
+
+
 def expected(name):
     return json.loads((DATA / "expected" / f"{name}.json").read_text())
 
