@@ -65,6 +65,10 @@ int berth_cli_transcribe(const struct berth_config *config)
                    config->format);
         return berth_cli_fail(&err);
     }
+    if (config->words && style.format != BERTH_TRANSCRIPT_VERBOSE_JSON) {
+        berth_fail(&err, BERTH_INVALID, "--words needs --format verbose_json");
+        return berth_cli_fail(&err);
+    }
     if (config->server != NULL && config->server[0] != '\0') {
         return berth_remote_transcribe(config);
     }
@@ -147,9 +151,12 @@ static enum berth_code read_file(struct work *work, struct berth_err *err)
         return berth_fail(err, BERTH_NOT_FOUND, "cannot open: %s", strerror(errno));
     }
     enum berth_code code = BERTH_OK;
-    if (!S_ISREG(status.st_mode) || status.st_size == 0 ||
-        (uint64_t)status.st_size > FILE_BYTES_MAX) {
-        code = berth_fail(err, BERTH_INVALID, "not a file, empty, or larger than 4 GiB");
+    if (!S_ISREG(status.st_mode)) {
+        code = berth_fail(err, BERTH_INVALID, "not a regular file");
+    } else if (status.st_size == 0) {
+        code = berth_fail(err, BERTH_INVALID, "the file is empty");
+    } else if ((uint64_t)status.st_size > FILE_BYTES_MAX) {
+        code = berth_fail(err, BERTH_INVALID, "larger than 4 GiB");
     } else {
         code =
             berth_slabs_take_private(work->stack->slabs, (size_t)status.st_size, &work->file, err);

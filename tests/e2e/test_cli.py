@@ -26,6 +26,7 @@ def test_help_names_every_command():
     (["nonsense"], "nonsense"), (["serve", "--modles", "x"], "--models"),
     (["serve", "--models", "/nowhere"], "/nowhere"), 
     (["transcribe"], "no file"), (["transcribe", "--format", "yaml", "x"], "yaml"),
+    (["transcribe", "--words", "x"], "verbose_json"), (["transcribe", "--models", ".", "."], "regular"),
     (["serve", "--models", ".", "--queue-max", "0"], "queue-max"),
     (["serve", "--models", ".", "--listen", "nowhere"], "nowhere"),
     (["serve", "models"], "'models'"), (["doctor", "now"], "'now'"),
