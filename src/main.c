@@ -93,8 +93,8 @@ static int help(const struct command *command)
 {
     printf("berth %s %s\n%s\n\n", command->name, command->arguments, command->help);
     berth_config_print_help(stdout, command->id);
-    printf("\nTIME is as 500ms, 30s or 2h; BYTES as 512K, 64M or 2G. The environment sets options too:\n"
-           "--log-level is BERTH_LOG_LEVEL.\n");
+    printf("\nTIME is as 500ms, 30s or 2h; BYTES as 512K, 64M or 2G. The environment sets options "
+           "too:\n--log-level is BERTH_LOG_LEVEL.\n");
     return 0;
 }
 
