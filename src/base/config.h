@@ -113,7 +113,7 @@ enum berth_command {
       "longest audio; longer ones get 413")                                                        \
     X(STRING, url, "url", BERTH_CMD_BENCH, "http://127.0.0.1:8000", 0, 0, "server to load")        \
     X(STRING, input, "input", BERTH_CMD_BENCH, "", 0, 0,                                           \
-      "audio file to send, or for KServe NAME:DTYPE:DIMS, as INPUT0:FP32:16")                      \
+      "with infer: the tensor to send, NAME:TYPE:DIMS, as INPUT0:FP32:1,16")                       \
     X(REAL, rate, "rate", BERTH_CMD_BENCH, "0", 0, 1e9,                                            \
       "requests a second, Poisson arrivals; 0: closed loop of --concurrency")                      \
     X(COUNT, concurrency, "concurrency", BERTH_CMD_BENCH, "8", 1, 100000,                          \

@@ -59,7 +59,7 @@ int berth_cli_bench(const struct berth_config *config)
         code = make_infer(bench, &err);
     } else {
         code = berth_fail(&err, BERTH_INVALID, "say what: berth bench transcribe FILE..., or "
-                          "berth bench infer --model NAME --input NAME:TYPE:DIMS");
+                          "berth bench infer --model NAME --input INPUT0:FP32:1,16");
     }
     if (code != BERTH_OK) {
         goto out;
@@ -185,7 +185,8 @@ static enum berth_code make_infer(struct bench *bench, struct berth_err *err)
     const char *dims = type == NULL ? NULL : strchr(type + 1, ':');
     struct berth_tensor tensor = {0};
     if (dims == NULL) {
-        return berth_fail(err, BERTH_INVALID, "--input '%.60s' is not NAME:TYPE:DIMS", input);
+        return berth_fail(err, BERTH_INVALID,
+                          "--input '%.60s' is not NAME:TYPE:DIMS, as INPUT0:FP32:1,16", input);
     }
     tensor.dtype = berth_dtype_parse(type + 1, (size_t)(dims - type - 1));
     struct berth_buf shape = {0};
