@@ -59,6 +59,12 @@ static void compare(uint32_t bins, size_t count)
         peak = loudest > peak ? loudest : peak;
     }
     assert_true(berth_mel_log(mel, &audio, 0, frames, window) == peak);
+    unsigned char *moved = berth_alloc(count * sizeof(float) + 1); /* at an odd address */
+    assert_non_null(moved);
+    memcpy(moved + 1, samples, count * sizeof(float));
+    audio.samples = moved + 1;
+    assert_true(berth_mel_log(mel, &audio, 0, frames, window) == peak);
+    berth_free(moved);
     berth_mel_scale(mel, window, frames, peak);
     for (size_t f = 0; f < frames; f++) {
         for (size_t b = 0; b < bins; b++) {

@@ -255,7 +255,7 @@ static enum berth_code pick_logits(const struct berth_ort_value *logits,
                                    const struct berth_decode *decode, uint32_t vocab,
                                    struct berth_err *err)
 {
-    if (logits->dtype != BERTH_DTYPE_FP32 || logits->rank != 3 ||
+    if (logits->dtype != BERTH_DTYPE_FP32 || logits->rank != 3 || logits->dims[0] != 1 ||
         logits->dims[1] != decode->steps || logits->dims[2] != (int64_t)vocab) {
         return berth_fail(err, BERTH_INVALID, "the decoder's logits are not FP32 (1, T, %u)",
                           vocab);

@@ -315,6 +315,19 @@ static enum berth_code own_decode(struct berth_lanes *lanes, const struct berth_
     return berth_ort_session_run(lanes->graphs->decoder, &run, err);
 }
 
+/* Nobody but us checks what a graph's symbolic dims became. */
+static bool realigned_well(const struct berth_whisper_config *config,
+                           const struct berth_realign *realign)
+{
+    const struct berth_ort_value *logits = &realign->logits;
+    const struct berth_ort_value *scores = &realign->scores;
+    return logits->dtype == BERTH_DTYPE_FP32 && logits->rank == 2 &&
+           logits->dims[0] == realign->steps && logits->dims[1] == (int64_t)config->vocab &&
+           scores->dtype == BERTH_DTYPE_FP32 && scores->rank == 4 && scores->dims[0] == 1 &&
+           scores->dims[1] >= 1 && scores->dims[2] == realign->steps &&
+           scores->dims[3] == (int64_t)config->frames;
+}
+
 static enum berth_code own_realign(struct berth_lanes *lanes, struct berth_realign *realign,
                                    struct berth_err *err)
 {
@@ -337,13 +350,11 @@ static enum berth_code own_realign(struct berth_lanes *lanes, struct berth_reali
     BERTH_TRY(berth_ort_session_run(lanes->graphs->decoder, &run, err));
     realign->logits = lanes->outputs[0];
     realign->scores = lanes->outputs[1];
-    const struct berth_ort_value *scores = &realign->scores;
-    if (scores->dtype != BERTH_DTYPE_FP32 || scores->rank != 4 || scores->dims[1] < 1 ||
-        scores->dims[2] != realign->steps ||
-        scores->dims[3] != (int64_t)lanes->graphs->config->frames) {
+    if (!realigned_well(lanes->graphs->config, realign)) {
         berth_ort_value_clear(&realign->logits);
         berth_ort_value_clear(&realign->scores);
-        return berth_fail(err, BERTH_INTERNAL, "align_scores came out in another shape");
+        return berth_fail(err, BERTH_INTERNAL,
+                          "decoder.onnx: logits or align_scores came out in another shape");
     }
     return BERTH_OK;
 }

@@ -196,6 +196,14 @@ static float clean(float sample)
     return fabsf(sample) <= LOUD_MAX ? sample : 0.0F; /* false for NaN */
 }
 
+/* A tensor in a request's body need not be aligned. */
+static inline float sample_in(const struct berth_audio *audio, size_t at)
+{
+    float sample;
+    memcpy(&sample, (const unsigned char *)audio->samples + at * sizeof(sample), sizeof(sample));
+    return clean(sample);
+}
+
 /* The sample at a place that may lie outside: zeros behind the audio, mirrored at both ends. */
 static float sample_at(const struct berth_audio *audio, ptrdiff_t at)
 {
@@ -206,16 +214,15 @@ static float sample_at(const struct berth_audio *audio, ptrdiff_t at)
     if (at >= length) {
         at = 2 * (length - 1) - at;
     }
-    return at >= 0 && at < (ptrdiff_t)audio->count ? clean(audio->samples[at]) : 0.0F;
+    return at >= 0 && at < (ptrdiff_t)audio->count ? sample_in(audio, (size_t)at) : 0.0F;
 }
 
 static void fill_frame(struct berth_mel *mel, const struct berth_audio *audio, size_t index)
 {
     ptrdiff_t start = (ptrdiff_t)(index * BERTH_MEL_HOP) - PAD;
     if (start >= 0 && (size_t)start + BERTH_MEL_FFT <= audio->count) {
-        const float *samples = audio->samples + start;
         for (size_t i = 0; i < BERTH_MEL_FFT; i++) {
-            mel->frame[i] = clean(samples[i]) * mel->hann[i];
+            mel->frame[i] = sample_in(audio, (size_t)start + i) * mel->hann[i];
         }
         return;
     }

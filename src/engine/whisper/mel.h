@@ -25,7 +25,7 @@
 struct berth_mel;
 
 struct berth_audio {
-    const float *samples; /* borrowed; mono, 16 kHz */
+    const void *samples; /* borrowed; floats, mono, 16 kHz; at any address, as clients send them */
     size_t count;
 };
 

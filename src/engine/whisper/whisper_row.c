@@ -131,6 +131,9 @@ enum berth_code berth_whisper_row_align(struct berth_whisper_row *row, struct be
                 values, (size_t)config->eot, (size_t)alignment->ids[at + 1]);
         }
     }
+    if (alignment->chunk_count > 0 && scores->dims[1] != alignment->chunks[0].dims[1]) {
+        return berth_fail(err, BERTH_INTERNAL, "the model's alignment heads change in number");
+    }
     alignment->chunks[alignment->chunk_count++] = *scores;
     memset(scores, 0, sizeof(*scores));
     alignment->done += steps;
