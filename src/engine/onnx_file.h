@@ -2,7 +2,7 @@
  *
  * In:      a path; the file is hostile.    Out: names, types, shapes, and what its weights weigh.
  * Owns:    its arena.                      Threads: any.
- * Not here: shapes that the file leaves out and only a session can infer (onnx.c asks one).
+ * Not here: shapes that the file leaves out and only a session can infer (onnx_describe.c).
  */
 #ifndef BERTH_ONNX_FILE_H
 #define BERTH_ONNX_FILE_H

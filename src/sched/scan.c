@@ -179,8 +179,8 @@ static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
     if (op->kind == BERTH_ADMIN_LOAD) {
         berth_op_fail(op, &found->err);
     }
-    /* UNAVAILABLE (no memory, no descriptors) and a client's own config say nothing about the files:
-     * what was known of them stays. */
+    /* UNAVAILABLE (no memory, no descriptors) and a client's own config say nothing about the
+     * files: what was known of them stays. */
     bool of_files = found->err.code != BERTH_UNAVAILABLE && !op->has_override;
     if (in_use != NULL || (known != NULL && !of_files)) {
         return;
