@@ -12,8 +12,8 @@
 int main(void)
 {
     fputs("berth-cuda " BERTH_VERSION ": no GPU engine in this version; engines here:", stderr);
-    for (const char *const *name = berth_engine_names(); *name != NULL; name++) {
-        fprintf(stderr, " %s", *name);
+    for (size_t i = 0; berth_engine_name(i) != NULL; i++) {
+        fprintf(stderr, " %s", berth_engine_name(i));
     }
     fputs("\n", stderr);
     return 1;

@@ -115,10 +115,10 @@ static void look_at_engines(struct finding *finding)
 {
     size_t length = 0;
     bool onnx = false;
-    for (const char *const *name = berth_engine_names(); *name != NULL; name++) {
+    for (size_t i = 0; berth_engine_name(i) != NULL; i++) {
         length += (size_t)snprintf(finding->text + length, TEXT_MAX - length, "%s%s",
-                                   length == 0 ? "" : ", ", *name);
-        onnx = onnx || strcmp(*name, "onnx") == 0;
+                                   length == 0 ? "" : ", ", berth_engine_name(i));
+        onnx = onnx || strcmp(berth_engine_name(i), "onnx") == 0;
     }
     finding->verdict = onnx ? GOOD : MISSING;
     snprintf(finding->text + length, TEXT_MAX - length, "%s",

@@ -17,38 +17,9 @@ static const struct berth_engine_ops *const engines[] = {
 #if BERTH_ENGINE_WHISPER
     &berth_engine_whisper,
 #endif
-#if BERTH_ENGINE_PARAKEET
-    &berth_engine_parakeet,
-#endif
-};
-
-static const char *const engine_names[] = {
-    "null",
-#if BERTH_ENGINE_ONNX
-    "onnx",
-#endif
-#if BERTH_ENGINE_WHISPER
-    "whisper",
-#endif
-#if BERTH_ENGINE_PARAKEET
-    "parakeet",
-#endif
-    NULL,
-};
-
-/* What Triton's configs say, and which engine that is, whether the build has it or not. */
-static const struct {
-    const char *word;
-    const char *engine;
-} words[] = {
-    {"onnxruntime", "onnx"},     {"onnxruntime_onnx", "onnx"}, {"onnx", "onnx"},
-    {"identity", "null"},        {"null", "null"},             {"berth_null", "null"},
-    {"whisper", "whisper"},      {"parakeet", "parakeet"},
 };
 
 static size_t started_count; /* engines[0..] that were started; the composition root's thread */
-
-static const char *engine_of_word(const char *word);
 
 const struct berth_engine_ops *berth_engine_find(const char *name)
 {
@@ -58,12 +29,6 @@ const struct berth_engine_ops *berth_engine_find(const char *name)
         }
     }
     return NULL;
-}
-
-const char *berth_engine_for_backend(const char *backend, const char *platform)
-{
-    const char *engine = engine_of_word(backend);
-    return engine != NULL ? engine : engine_of_word(platform);
 }
 
 enum berth_code berth_engines_start(const struct berth_engine_env *env, struct berth_err *err)
@@ -91,17 +56,7 @@ void berth_engines_finish(void)
     }
 }
 
-const char *const *berth_engine_names(void)
+const char *berth_engine_name(size_t index)
 {
-    return engine_names;
-}
-
-static const char *engine_of_word(const char *word)
-{
-    for (size_t i = 0; word != NULL && i < BERTH_COUNT_OF(words); i++) {
-        if (strcmp(words[i].word, word) == 0) {
-            return words[i].engine;
-        }
-    }
-    return NULL;
+    return index < BERTH_COUNT_OF(engines) ? engines[index]->name : NULL;
 }

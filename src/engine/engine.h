@@ -112,14 +112,11 @@ struct berth_engine_ops {
 
 /* NULL: no such engine in this build. */
 const struct berth_engine_ops *berth_engine_find(const char *name);
-/* The engine a Triton backend or platform name stands for ("onnxruntime", "onnxruntime_onnx",
- * "identity" ...); NULL: none. Static. */
-const char *berth_engine_for_backend(const char *backend, const char *platform);
 /* Starts all engines of the build; at the end berth_engines_finish. */
 enum berth_code berth_engines_start(const struct berth_engine_env *env, struct berth_err *err)
     BERTH_MUST_USE;
 void berth_engines_finish(void);
-/* Names of the engines of this build, ended by NULL. */
-const char *const *berth_engine_names(void);
+/* Names of the engines of this build; NULL past the last. */
+const char *berth_engine_name(size_t index);
 
 #endif

@@ -7,6 +7,5 @@
 extern const struct berth_engine_ops berth_engine_null;
 extern const struct berth_engine_ops berth_engine_onnx;
 extern const struct berth_engine_ops berth_engine_whisper;
-extern const struct berth_engine_ops berth_engine_parakeet;
 
 #endif

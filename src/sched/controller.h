@@ -67,7 +67,6 @@ struct berth_seat {
     uint32_t index;
     bool busy;
     struct berth_worker_msg msg;
-    uint64_t t_sent_ns;
     uint64_t charged_ns;           /* device time booked in advance (S9) */
     struct berth_row *rows;        /* row_max of them, as tickets */
     struct berth_ticket **tickets; /* picked, then those of msg.batch.rows */

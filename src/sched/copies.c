@@ -13,6 +13,7 @@
 static enum berth_code make_room(struct berth_copy *copy, struct berth_err *err);
 static void evict(struct berth_residency *ledger, uint64_t more);
 static uint64_t bytes_wanted(const struct berth_copy *copy);
+static uint64_t room_of(const struct berth_residency *ledger);
 static struct berth_device *roomiest(struct berth_sched *sched);
 static void send_load(struct berth_copy *copy);
 static void deliver_loaded(struct berth_post *post);
@@ -178,18 +179,21 @@ static uint64_t bytes_wanted(const struct berth_copy *copy)
     return copy->spec->bytes_estimate > 0 ? copy->spec->bytes_estimate : copy->spec->files_bytes;
 }
 
+static uint64_t room_of(const struct berth_residency *ledger)
+{
+    if (ledger->bytes_max == 0) {
+        return UINT64_MAX; /* no limit */
+    }
+    return ledger->bytes_used < ledger->bytes_max ? ledger->bytes_max - ledger->bytes_used : 0;
+}
+
 static struct berth_device *roomiest(struct berth_sched *sched)
 {
     struct berth_device *best = &sched->devices[0];
     for (size_t i = 1; i < sched->device_count; i++) {
-        struct berth_device *device = &sched->devices[i];
-        uint64_t free_best = best->ledger.bytes_max - best->ledger.bytes_used;
-        uint64_t free_this = device->ledger.bytes_max - device->ledger.bytes_used;
-        if (best->ledger.bytes_used < best->ledger.bytes_max &&
-            (device->ledger.bytes_used >= device->ledger.bytes_max || free_this <= free_best)) {
-            continue;
+        if (room_of(&sched->devices[i].ledger) > room_of(&best->ledger)) {
+            best = &sched->devices[i];
         }
-        best = device;
     }
     return best;
 }

@@ -81,7 +81,6 @@ static void send(struct berth_device *device, struct berth_seat *seat)
     struct berth_copy *copy = seat->copy;
     copy->batcher->ops->start(seat);
     seat->busy = true;
-    seat->t_sent_ns = copy->sched->now_ns;
     seat->charged_ns = copy->run_ns == 0 ? CHARGE_UNKNOWN_NS : copy->run_ns;
     if (copy->virtual_ns > device->virtual_ns) {
         device->virtual_ns = copy->virtual_ns;

@@ -69,17 +69,13 @@ static void engines_are_found(void **state)
 {
     assert_null(berth_engine_find("none"));
     assert_null(berth_engine_find(NULL));
-    assert_string_equal(berth_engine_for_backend("onnxruntime", ""), "onnx");
-    assert_string_equal(berth_engine_for_backend("", "onnxruntime_onnx"), "onnx");
-    assert_string_equal(berth_engine_for_backend("identity", NULL), "null");
-    assert_string_equal(berth_engine_for_backend("whisper", NULL), "whisper");
-    assert_null(berth_engine_for_backend("tensorflow", "x"));
-    assert_null(berth_engine_for_backend(NULL, NULL));
-    const char *const *names = berth_engine_names();
-    assert_string_equal(names[0], "null");
-    for (; *names != NULL; names++) {
-        assert_non_null(berth_engine_find(*names));
+    assert_string_equal(berth_engine_name(0), "null");
+    size_t count = 0;
+    for (; berth_engine_name(count) != NULL; count++) {
+        assert_string_equal(berth_engine_find(berth_engine_name(count))->name,
+                            berth_engine_name(count));
     }
+    assert_null(berth_engine_name(count + 1));
 }
 
 static void describe_completes(void **state)

@@ -77,11 +77,6 @@ static enum berth_code start(const struct berth_engine_env *env, struct berth_er
     return berth_ort_start(env->threads, err);
 }
 
-static void finish(void)
-{
-    berth_ort_finish();
-}
-
 static enum berth_code describe(struct berth_model_spec *spec, struct berth_err *err)
 {
     struct berth_tokens *tokens = NULL;
@@ -790,7 +785,7 @@ static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
 const struct berth_engine_ops berth_engine_whisper = {
     .name = "whisper",
     .start = start,
-    .finish = finish,
+    .finish = berth_ort_finish,
     .describe = describe,
     .model_attach = model_attach,
     .model_detach = model_detach,
