@@ -1,10 +1,10 @@
 /* json.c - see json.h.
  *
- * While a text is read, each allocation of jansson's is written down and nothing is freed; when one
- * fails a jump leaves jansson, which holds no lock and no state of its own, and all that was written
- * down is freed. When all went well, what jansson wanted freed is. At other times its memory is
- * malloc's, so that free() takes what it gives. Rejected: a parser of our own; an arena, whose owner
- * all users of a json_t would have to know.
+ * While a text is read, each allocation of jansson's is written down and nothing is freed. When one
+ * fails, a jump leaves jansson, which holds no lock and no state of its own, and all that was
+ * written down is freed; when all went well, only what jansson wanted freed is. At other times its
+ * memory is malloc's, so that free() takes what it gives. Rejected: a parser of our own; an arena,
+ * whose owner all users of a json_t would have to know.
  */
 #include "base/json.h"
 
@@ -94,7 +94,7 @@ static void *allocate(size_t bytes)
 {
     void *memory = berth_alloc_for_free(bytes);
     if (reading != NULL && (memory == NULL || !pointers_add(&reading->allocated, memory))) {
-        free(memory);
+        free(memory); /* lib-owned */
         longjmp(reading->out_of_memory, 1);
     }
     return memory;
@@ -103,7 +103,7 @@ static void *allocate(size_t bytes)
 static void release(void *memory)
 {
     if (reading == NULL) {
-        free(memory);
+        free(memory); /* lib-owned */
     } else if (memory != NULL && !pointers_add(&reading->freed, memory)) {
         longjmp(reading->out_of_memory, 1);
     }
@@ -146,6 +146,6 @@ static bool pointers_add(struct pointers *pointers, void *memory)
 static void free_all(const struct pointers *pointers)
 {
     for (size_t i = 0; i < pointers->count; i++) {
-        free(pointers->items[i]);
+        free(pointers->items[i]); /* lib-owned */
     }
 }

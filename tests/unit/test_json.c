@@ -1,4 +1,4 @@
-/* Reading JSON with each allocation failing: the text as it is, or UNAVAILABLE; never another one. */
+/* Reading JSON with each allocation failing: the text as it is, or UNAVAILABLE. */
 #include "base/json.h"
 
 #include <setjmp.h>
@@ -12,10 +12,11 @@
 #include "base/mem.h"
 
 /* Longer than jansson's buffers at first, with more nodes than our lists have at first. */
-static const char text[] = "{\"a key that is longer than jansson's first buffer\": 12345678901234567890.5, "
-                           "\"short\": [true, null, \"a string, as long as the key that was before it\"], "
-                           "\"list\": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,"
-                           "29,30,31,32,33,34,35,36,37,38,39,40,41,42,43,44,45,46,47,48,49,50,51,52,53,54,55,56]}";
+static const char text[] =
+    "{\"a key that is longer than jansson's first buffer\": 12345678901234567890.5, "
+    "\"short\": [true, null, \"a string, as long as the key that was before it\"], "
+    "\"list\": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,"
+    "29,30,31,32,33,34,35,36,37,38,39,40,41,42,43,44,45,46,47,48,49,50,51,52,53,54,55,56]}";
 
 static void test_codes(void **state)
 {

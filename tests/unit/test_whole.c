@@ -57,8 +57,8 @@ struct request {
 static char answer[ANSWER_MAX];
 static char raw[200000];
 
-#define JSON_BODY                                                                                  \
-    "{\"id\":\"7\",\"inputs\":[{\"name\":\"INPUT0\",\"shape\":[1,2],\"datatype\":\"FP32\","            \
+#define JSON_BODY                                                                           \
+    "{\"id\":\"7\",\"inputs\":[{\"name\":\"INPUT0\",\"shape\":[1,2],\"datatype\":\"FP32\"," \
     "\"data\":[1,2]}]}"
 
 static void add_model(const char *folder, const char *name, const char *rest)
@@ -75,8 +75,8 @@ static void add_model(const char *folder, const char *name, const char *rest)
     fclose(file);
 }
 
-#define INPUT_OUTPUT                                                                               \
-    "input [{ name: \"INPUT0\" data_type: TYPE_FP32 dims: [-1] }]\n"                               \
+#define INPUT_OUTPUT                                                 \
+    "input [{ name: \"INPUT0\" data_type: TYPE_FP32 dims: [-1] }]\n" \
     "output [{ name: \"OUTPUT0\" data_type: TYPE_FP32 dims: [-1] }]\n"
 
 static void make_folder(char *folder, size_t bytes)
@@ -84,10 +84,11 @@ static void make_folder(char *folder, size_t bytes)
     snprintf(folder, bytes, "/tmp/berth-whole-XXXXXX");
     assert_non_null(mkdtemp(folder));
     add_model(folder, "identity", INPUT_OUTPUT "dynamic_batching {}\n");
-    add_model(folder, "steps", INPUT_OUTPUT
-              "parameters { key: \"steps\" value { string_value: \"3\" } }\n");
+    add_model(folder, "steps",
+              INPUT_OUTPUT "parameters { key: \"steps\" value { string_value: \"3\" } }\n");
     add_model(folder, "bare", "");
-    add_model(folder, "warms", INPUT_OUTPUT
+    add_model(folder, "warms",
+              INPUT_OUTPUT
               "model_warmup [{ name: \"w\" batch_size: 1 inputs { key: \"INPUT0\" value { "
               "data_type: TYPE_FP32 dims: [4] zero_data: true } } }]\n");
     add_model(folder, "speech",
@@ -158,10 +159,21 @@ static enum berth_code start_front(struct whole *whole, struct berth_err *err)
 
 static enum berth_code start(struct whole *whole, struct berth_err *err)
 {
-    char *argv[] = {"--models",     whole->folder,    "--listen",           "127.0.0.1:0",
-                    "--bytes-budget", "64M",          "--media-in-process", "--media-processes",
-                    "1",              "--load-backoff", "1ms",              "--cpu-workers",
-                    "1",              "--cpu-threads",  "1"};
+    char *argv[] = {"--models",
+                    whole->folder,
+                    "--listen",
+                    "127.0.0.1:0",
+                    "--bytes-budget",
+                    "64M",
+                    "--media-in-process",
+                    "--media-processes",
+                    "1",
+                    "--load-backoff",
+                    "1ms",
+                    "--cpu-workers",
+                    "1",
+                    "--cpu-threads",
+                    "1"};
     enum berth_code code = berth_config_parse(&whole->config, BERTH_CMD_SERVE,
                                               (int)BERTH_COUNT_OF(argv), argv, err);
     if (code == BERTH_OK) {
@@ -230,8 +242,8 @@ static int ask(struct whole *whole, const struct request *request)
     int length = snprintf(head, sizeof(head), "%s HTTP/1.1\r\nHost: a\r\nConnection: close\r\n%s",
                           request->line, request->fields);
     if (!request->whole) {
-        length += snprintf(head + length, sizeof(head) - (size_t)length,
-                           "Content-Length: %zu\r\n", body);
+        length += snprintf(head + length, sizeof(head) - (size_t)length, "Content-Length: %zu\r\n",
+                           body);
     }
     length += snprintf(head + length, sizeof(head) - (size_t)length, "\r\n");
     int fd = connect_to(whole);
@@ -300,8 +312,7 @@ static void ask_until(struct whole *whole, const struct request *request)
 static void serves(struct whole *whole)
 {
     static const struct request probe = {
-        .line = "POST /v2/models/identity/infer", .fields = "", .body = JSON_BODY,
-        .status = 200};
+        .line = "POST /v2/models/identity/infer", .fields = "", .body = JSON_BODY, .status = 200};
     ask_until(whole, &probe);
     assert_non_null(strstr(answer, "[1.0,2.0]"));
 }
@@ -362,20 +373,22 @@ static void torture(struct whole *whole, const struct request *request, bool sti
                   (size_t)(n - 2));
 }
 
-#define FORM(name, value)                                                                          \
+#define FORM(name, value) \
     "--x\r\nContent-Disposition: form-data; name=\"" name "\"\r\n\r\n" value "\r\n"
 
 /* A form with half a second of PCM WAV. */
 static size_t make_form(char *out, size_t bytes, bool stream)
 {
     static const unsigned char header[] = {
-        'R', 'I', 'F', 'F', 0x24, 0x40, 0, 0, 'W', 'A', 'V', 'E', 'f', 'm', 't', ' ', 16, 0, 0, 0, 1,
-        0,   1,   0,   0x80, 0x3E, 0,  0, 0, 0x7D, 0,   0,   2,   0,   16,  0,   'd', 'a', 't', 'a',
-        0,   0x40, 0,  0};
-    int length = snprintf(out, bytes,
-                          "%s" FORM("model", "speech") FORM("language", "en")
-                          "--x\r\nContent-Disposition: form-data; name=\"file\"; "
-                          "filename=\"a.wav\"\r\n\r\n", stream ? FORM("stream", "true") : "");
+        'R', 'I', 'F', 'F', 0x24, 0x40, 0,   0,   'W', 'A',  'V',  'E',  'f', 'm', 't',
+        ' ', 16,  0,   0,   0,    1,    0,   1,   0,   0x80, 0x3E, 0,    0,   0,   0x7D,
+        0,   0,   2,   0,   16,   0,    'd', 'a', 't', 'a',  0,    0x40, 0,   0};
+    int length = snprintf(
+        out, bytes,
+        "%s" FORM("model", "speech")
+            FORM("language", "en") "--x\r\nContent-Disposition: form-data; name=\"file\"; "
+                                   "filename=\"a.wav\"\r\n\r\n",
+        stream ? FORM("stream", "true") : "");
     size_t at = (size_t)length;
     assert_true(at + sizeof(header) + 16384 + 16 < bytes);
     memcpy(out + at, header, sizeof(header));
@@ -430,17 +443,21 @@ static void test_each_request_with_each_allocation_failing(void **state)
         {"infer in steps", NULL, "POST /v2/models/steps/infer", json, JSON_BODY, 0, false, 200},
         {"infer, raw", NULL, "POST /v2/models/identity/infer",
          "Inference-Header-Content-Length: 0\r\n", raw, sizeof(raw), false, 200},
-        {"infer, bad JSON", NULL, "POST /v2/models/identity/infer", json, "{\"inputs\":[", 0, false, 500},
-        {"infer, gzip", NULL, "POST /v2/models/identity/infer", "Content-Encoding: gzip\r\n", zipped,
-         zip_length, false, 200},
+        {"infer, bad JSON", NULL, "POST /v2/models/identity/infer", json, "{\"inputs\":[", 0, false,
+         500},
+        {"infer, gzip", NULL, "POST /v2/models/identity/infer", "Content-Encoding: gzip\r\n",
+         zipped, zip_length, false, 200},
         {"infer, chunked", NULL, "POST /v2/models/bare/infer", chunks,
          "10\r\n{\"inputs\":[{\"nam\r\n46\r\ne\":\"INPUT0\",\"shape\":[1,2],\"datatype\":\"FP32\","
-         "\"data\":[1,2]}]}           \r\n0\r\n\r\n", 0, true, 200},
+         "\"data\":[1,2]}]}           \r\n0\r\n\r\n",
+         0, true, 200},
         {"infer, cold", "bare", "POST /v2/models/bare/infer", json, JSON_BODY, 0, false, 200},
-        {"infer in steps, cold", "steps", "POST /v2/models/steps/infer", json, JSON_BODY, 0, false, 200},
+        {"infer in steps, cold", "steps", "POST /v2/models/steps/infer", json, JSON_BODY, 0, false,
+         200},
         {"load", "warms", "POST /v2/repository/models/warms/load", "", "{}", 0, false, 200},
         {"load, override", "identity", "POST /v2/repository/models/identity/load", "",
-         "{\"parameters\":{\"config\":\"{\\\"backend\\\":\\\"null\\\",\\\"max_batch_size\\\":4}\"}}",
+         "{\"parameters\":{\"config\":"
+         "\"{\\\"backend\\\":\\\"null\\\",\\\"max_batch_size\\\":4}\"}}",
          0, false, 200},
         {"load again", NULL, "POST /v2/repository/models/identity/load", "", "{}", 0, false, 200},
         {"unload", NULL, "POST /v2/repository/models/steps/unload", "", "{}", 0, false, 200},
@@ -448,7 +465,8 @@ static void test_each_request_with_each_allocation_failing(void **state)
          false, 500},
         {"transcription, stream", NULL, "POST /v1/audio/transcriptions", multipart, form_stream,
          stream_length, false, 500},
-        {"transcription, cut", NULL, "POST /v1/audio/transcriptions", multipart, form, 600, false, 400},
+        {"transcription, cut", NULL, "POST /v1/audio/transcriptions", multipart, form, 600, false,
+         400},
     };
     for (size_t i = 0; i < BERTH_COUNT_OF(requests); i++) {
         torture(&whole, &requests[i], false);
