@@ -53,6 +53,9 @@ struct berth_ticket {
     uint64_t t_cold_ns;            /* WAITING: no longer than this */
     uint64_t t_timeout_ns;         /* QUEUED: Triton's queue timeout; 0: none */
     uint64_t t_queued_ns;          /* entered the batcher */
+    uint64_t t_run_ns;             /* its run began and ended; 0: no answer is ready */
+    uint64_t t_ended_ns;
+    uint64_t spent_ns;             /* its share of the worker's time */
     struct berth_link all_link;    /* sched->tickets */
     struct berth_link link;        /* runtime->waiting, or a level of a batcher */
     struct berth_link age_link;    /* sched->queued_by_age while QUEUED */
@@ -240,7 +243,7 @@ void berth_ops_drained(struct berth_sched *sched);      /* nothing is unanswered
 void berth_ops_close(struct berth_sched *sched);        /* answers all that still wait */
 
 /* counters.c */
-void berth_count_success(const struct berth_ticket *ticket, const struct berth_seat *seat);
+void berth_count_ran(struct berth_ticket *ticket, const struct berth_seat *seat, uint64_t spent_ns);
 void berth_count_end(struct berth_ticket *ticket, enum berth_code code);
 void berth_count_message(struct berth_seat *seat, uint64_t batch_rows);
 void berth_count_waste(struct berth_ticket *ticket, uint64_t ns);

@@ -10,30 +10,24 @@
 #define RETRY_MS_UNKNOWN 1000
 
 static void tally(struct berth_tally *into, uint64_t ns);
+static void count_success(const struct berth_ticket *ticket);
 static void record(struct berth_ticket *ticket);
 static uint64_t since(uint64_t from_ns, uint64_t to_ns);
 
-void berth_count_success(const struct berth_ticket *ticket, const struct berth_seat *seat)
+/* The times of a ticket whose answer is ready: it may be held before it goes out. */
+void berth_count_ran(struct berth_ticket *ticket, const struct berth_seat *seat, uint64_t spent_ns)
 {
     const struct berth_request *request = ticket->request;
-    struct berth_model_stats *stats = &request->model->stats;
     const struct berth_worker_msg *msg = &seat->msg;
-    uint64_t now_ns = ticket->sched->now_ns;
     uint64_t t_started_ns = request->stamps.t_started_ns;
-    uint64_t t_run_ns = msg->kind == BERTH_WORKER_RUN ? msg->t_started_ns : t_started_ns;
-    tally(&stats->success, since(request->stamps.t_queued_ns, now_ns));
-    tally(&stats->queue, since(request->stamps.t_queued_ns, t_started_ns));
-    tally(&stats->compute_input, since(t_started_ns, t_run_ns));
-    tally(&stats->compute_infer, since(t_run_ns, msg->t_ended_ns));
-    tally(&stats->compute_output, since(msg->t_ended_ns, now_ns));
-    atomic_fetch_add(&stats->inference_count, request->batch_rows);
-    atomic_store(&stats->last_inference_ms,
-                 (now_ns + ticket->sched->wall_offset_ns) / BERTH_NS_PER_MS);
+    ticket->t_run_ns = msg->kind == BERTH_WORKER_RUN ? msg->t_started_ns : t_started_ns;
+    ticket->t_ended_ns = msg->t_ended_ns;
+    ticket->spent_ns = spent_ns;
     if (msg->kind == BERTH_WORKER_STEP && seat->copy->seat_count > 0) {
         /* Rows overlap in time: what one costs is its life over those that live beside it. */
         uint64_t rows = (seat->live + 1) * (uint64_t)seat->copy->seat_count;
         struct berth_model *model = request->model;
-        uint64_t sample = since(t_started_ns, now_ns) / rows;
+        uint64_t sample = since(t_started_ns, ticket->sched->now_ns) / rows;
         atomic_store(&model->service_ns, berth_average(atomic_load(&model->service_ns), sample));
     }
 }
@@ -44,8 +38,12 @@ void berth_count_end(struct berth_ticket *ticket, enum berth_code code)
     struct berth_model_stats *stats = &ticket->request->model->stats;
     atomic_fetch_add(&sched->completed, 1);
     if (code == BERTH_OK) {
+        count_success(ticket);
         record(ticket);
         return;
+    }
+    if (ticket->t_ended_ns != 0) { /* it was ready, and held */
+        berth_count_waste(ticket, ticket->spent_ns);
     }
     if (code == BERTH_CANCELLED) {
         atomic_fetch_add(&sched->cancelled, 1);
@@ -114,6 +112,22 @@ static void tally(struct berth_tally *into, uint64_t ns)
 {
     atomic_fetch_add_explicit(&into->count, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&into->ns, ns, memory_order_relaxed);
+}
+
+static void count_success(const struct berth_ticket *ticket)
+{
+    const struct berth_request *request = ticket->request;
+    struct berth_model_stats *stats = &request->model->stats;
+    uint64_t now_ns = ticket->sched->now_ns;
+    uint64_t t_started_ns = request->stamps.t_started_ns;
+    tally(&stats->success, since(request->stamps.t_queued_ns, now_ns));
+    tally(&stats->queue, since(request->stamps.t_queued_ns, t_started_ns));
+    tally(&stats->compute_input, since(t_started_ns, ticket->t_run_ns));
+    tally(&stats->compute_infer, since(ticket->t_run_ns, ticket->t_ended_ns));
+    tally(&stats->compute_output, since(ticket->t_ended_ns, now_ns));
+    atomic_fetch_add(&stats->inference_count, request->batch_rows);
+    atomic_store(&stats->last_inference_ms,
+                 (now_ns + ticket->sched->wall_offset_ns) / BERTH_NS_PER_MS);
 }
 
 static void record(struct berth_ticket *ticket)

@@ -37,11 +37,12 @@ void berth_runs_finish(struct berth_seat *seat)
         const struct berth_err *err = msg->err.code != BERTH_OK   ? &msg->err
                                       : row->err.code != BERTH_OK ? &row->err
                                                                   : NULL;
+        uint64_t rows = msg->batch.batch_rows == 0 ? 1 : msg->batch.batch_rows;
+        uint64_t spent_ns = run_ns * ticket->request->batch_rows / rows;
         if (ticket->answered) {
-            uint64_t rows = msg->batch.batch_rows == 0 ? 1 : msg->batch.batch_rows;
-            berth_count_waste(ticket, run_ns * ticket->request->batch_rows / rows); /* S12 */
+            berth_count_waste(ticket, spent_ns); /* S12 */
         } else if (err == NULL) {
-            berth_count_success(ticket, seat);
+            berth_count_ran(ticket, seat, spent_ns);
         }
         berth_ticket_return(ticket, row->part, err);
         row->part = NULL;

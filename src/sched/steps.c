@@ -179,11 +179,11 @@ static void take_event(struct berth_seat *seat, struct berth_step_event *event)
     }
     struct berth_ticket *ticket = leave_slot(seat, event->slot);
     bool failed = event->err.code != BERTH_OK;
+    uint64_t life_ns = seat->copy->sched->now_ns - ticket->request->stamps.t_started_ns;
     if (ticket->answered) {
-        berth_count_waste(ticket, seat->copy->sched->now_ns -
-                                      ticket->request->stamps.t_started_ns);
+        berth_count_waste(ticket, life_ns);
     } else if (!failed) {
-        berth_count_success(ticket, seat);
+        berth_count_ran(ticket, seat, life_ns);
     }
     if (failed) {
         berth_part_destroy(part);

@@ -460,6 +460,42 @@ static void preserve_ordering_holds_answers(void **state)
 }
 
 /* An answer that is held goes out when the one before it is cancelled, or at its own deadline. */
+/* S12, S13: an answer that is held and then cancelled is a failure and wasted work, no success. */
+static void held_and_cancelled_is_no_success(void **state)
+{
+    struct rig rig;
+    struct rig_client first, second;
+    struct berth_model_spec *spec = dynamic_spec("a");
+    spec->dynamic.preserve_ordering = true;
+    rig_open(&rig);
+    rig.instances = 2;
+    rig_begin(&rig);
+    struct berth_model *model = rig_warm(&rig, spec);
+    uint64_t successes = atomic_load(&model->stats.success.count);
+    rig_ask(&rig, &first, model);
+    rig_ask(&rig, &second, model);
+    assert_int_equal(rig.sent_count, 2);
+    bool in_order = rig.sent[0]->batch.rows[0].request == first.request;
+    rig.now_ns += 3 * RIG_MS;
+    rig_end(&rig, rig.sent[in_order ? 1 : 0], 3 * RIG_MS);
+    rig_turn(&rig);
+    assert_int_equal(second.finals, 0);
+    assert_int_equal(atomic_load(&model->stats.success.count), successes);
+    berth_sched_cancel(rig.sched, second.request);
+    rig_turn(&rig);
+    assert_int_equal(second.code, BERTH_CANCELLED);
+    assert_int_equal(atomic_load(&model->stats.success.count), successes);
+    assert_int_equal(atomic_load(&model->stats.fail.count), 1);
+    assert_int_equal(atomic_load(&model->stats.wasted_ns), 3 * RIG_MS);
+    finish_all(&rig);
+    assert_int_equal(first.code, BERTH_OK);
+    assert_int_equal(atomic_load(&model->stats.success.count), successes + 1);
+    rig_leave(&first);
+    rig_leave(&second);
+    rig_drop(model);
+    rig_close(&rig);
+}
+
 static void held_answers_are_not_lost(void **state)
 {
     struct rig rig;
@@ -558,6 +594,7 @@ int main(void)
         cmocka_unit_test(timeout_override),
         cmocka_unit_test(preserve_ordering_holds_answers),
         cmocka_unit_test(held_answers_are_not_lost),
+        cmocka_unit_test(held_and_cancelled_is_no_success),
         cmocka_unit_test(no_batch_dimension_means_one),
         cmocka_unit_test(cancelled_rows_leave_the_batch),
     };
