@@ -459,7 +459,6 @@ static void preserve_ordering_holds_answers(void **state)
     rig_close(&rig);
 }
 
-/* An answer that is held goes out when the one before it is cancelled, or at its own deadline. */
 /* S12, S13: an answer that is held and then cancelled is a failure and wasted work, no success. */
 static void held_and_cancelled_is_no_success(void **state)
 {
@@ -496,6 +495,7 @@ static void held_and_cancelled_is_no_success(void **state)
     rig_close(&rig);
 }
 
+/* An answer that is held goes out when the one before it is cancelled, or at its own deadline. */
 static void held_answers_are_not_lost(void **state)
 {
     struct rig rig;
