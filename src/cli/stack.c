@@ -138,7 +138,6 @@ static enum berth_code start_sched(const struct berth_config *config, struct ber
     struct berth_sched_options options = {
         .catalog = stack->catalog,
         .repo = stack->repo,
-        .slabs = stack->slabs,
         .workers = &stack->worker,
         .worker_count = 1,
         .load_models = config->load_model.items,

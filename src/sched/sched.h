@@ -30,7 +30,6 @@ enum berth_control_mode {
 struct berth_sched_options {
     struct berth_catalog *catalog;
     struct berth_repo *repo; /* NULL in tests that fill the catalogue by hand */
-    struct berth_slabs *slabs;
     struct berth_worker **workers;
     size_t worker_count;
     enum berth_control_mode mode;

@@ -141,7 +141,6 @@ RIG_FN void rig_open(struct rig *rig)
     rig->instances = 1;
     rig->options = (struct berth_sched_options){
         .catalog = rig->catalog,
-        .slabs = rig->slabs,
         .workers = rig->workers,
         .worker_count = 1,
         .mode = BERTH_CONTROL_DEMAND,

@@ -53,7 +53,6 @@ static void stand_start(struct stand *stand)
     struct berth_err err = {0};
     struct berth_sched_options options = {
         .catalog = stand->catalog,
-        .slabs = stand->slabs,
         .workers = &stand->worker,
         .worker_count = 1,
         .mode = BERTH_CONTROL_DEMAND,
