@@ -241,12 +241,12 @@ static void wake_now(struct berth_queue *queue, enum reader reader)
     (void)put;
 }
 
-/* false: there is something to do, and the reader is awake. */
+/* false: there is something to do, or a nudge to see; the reader is awake. */
 static bool sleep_as(struct berth_queue *queue, enum reader reader)
 {
     atomic_store(&queue->reader, reader);
     pthread_mutex_lock(&queue->mu);
-    bool idle = queue->count == 0 && !atomic_load(&queue->nudged);
+    bool idle = !atomic_exchange(&queue->nudged, false) && queue->count == 0;
     pthread_mutex_unlock(&queue->mu);
     if (!idle) {
         atomic_store(&queue->reader, READER_AWAKE);

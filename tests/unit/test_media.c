@@ -624,7 +624,9 @@ static void test_many(void **state)
         struct berth_media_job job;
         bool is_hook = PROCESSES && i % 2 == 1;
         job_init(&rig, &job, is_hook ? "HOOK none" : (char *)wav, is_hook ? 9 : length);
-        assert_int_equal(job_run(&rig, &job), BERTH_OK);
+        if (job_run(&rig, &job) != BERTH_OK) {
+            fail_msg("job %d: %s", i, job.err.msg);
+        }
         assert_int_equal(job.frame_count, is_hook ? 0 : 16000);
         job_finish(&rig, &job);
         if (i == 100) {

@@ -114,8 +114,11 @@ static void writers_wake_only_a_sleeping_reader(void **state)
     berth_queue_take(&queue, &out);
     berth_queue_nudge(&queue);
     assert_true(readable(queue.fd));
-    assert_false(berth_queue_sleep(&queue)); /* not before the nudge was seen */
-    berth_queue_wait(&queue, 0);             /* returns at once, having seen it */
+    assert_false(berth_queue_sleep(&queue)); /* the nudge is seen, once */
+    assert_true(berth_queue_sleep(&queue));
+    berth_queue_wake(&queue);
+    berth_queue_nudge(&queue);
+    berth_queue_wait(&queue, 0); /* returns at once */
     assert_true(berth_queue_sleep(&queue));
     berth_queue_wake(&queue);
     berth_queue_wait(&queue, berth_clock_now_ns() + BERTH_NS_PER_MS); /* returns in the end */
