@@ -2,10 +2,11 @@
  *
  * No wake-up is lost: the reader says how it sleeps, then looks at count under the mutex; a writer
  * adds under the mutex, then looks whether the reader sleeps. Whoever takes the mutex second sees
- * what the other did. The first writer to find the reader asleep declares it awake, so a burst costs
- * one wake-up. It comes after the mutex is free (else the reader would wake only to wait for it),
- * and later still for a thread that holds its wake-ups. So a message may be taken before its writer
- * has woken anybody: `wakers` counts who still will, and a queue ends only when there are none.
+ * what the other did. The first writer to find the reader asleep declares it awake, so a burst
+ * costs one wake-up. It comes after the mutex is free (else the reader would wake only to wait for
+ * it), and later still for a thread that holds its wake-ups. So a message may be taken before its
+ * writer has woken anybody: `wakers` counts who still will, and a queue ends only when there are
+ * none.
  *
  * A reader that only waits for this queue sleeps on a futex: one system call to sleep and one to
  * wake, where an eventfd takes three. */

@@ -60,8 +60,8 @@ bool berth_queue_push(struct berth_queue *queue, struct berth_link *link) BERTH_
 void berth_queue_post(struct berth_queue *queue, struct berth_link *link);
 /* Reader only. Moves everything to the end of `out` (an initialised head); false when empty. */
 bool berth_queue_take(struct berth_queue *queue, struct berth_link *out);
-/* Reader only. For a loop that polls fd itself, edge-triggered (it is never read): call sleep before
- * epoll_wait (false: there are items, do not block), wake after. */
+/* Reader only. For a loop that polls fd itself, edge-triggered (it is never read): call sleep
+ * before epoll_wait (false: there are items, do not block), wake after. */
 bool berth_queue_sleep(struct berth_queue *queue);
 void berth_queue_wake(struct berth_queue *queue);
 /* Reader only. Blocks until there are items or t_until_ns on the monotonic clock (0: no limit). */
@@ -69,9 +69,9 @@ void berth_queue_wait(struct berth_queue *queue, uint64_t t_until_ns);
 /* Any thread: the reader returns from wait or epoll although nothing was sent. */
 void berth_queue_nudge(struct berth_queue *queue);
 
-/* Between hold and release this thread wakes no sleeping reader; release then wakes each that it owes
- * a wake-up, once. For loops that send much in a turn: fewer wake-ups, larger batches. Not nested;
- * the thread must not block in between, nor end. */
+/* Between hold and release this thread wakes no sleeping reader; release then wakes each that it
+ * owes a wake-up, once. For loops that send much in a turn: fewer wake-ups, larger batches. Not
+ * nested; the thread must not block in between, nor end. */
 void berth_queue_hold(void);
 void berth_queue_release(void);
 

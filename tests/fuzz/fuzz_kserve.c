@@ -1,5 +1,5 @@
-/* fuzz_kserve.c - KServe bodies, JSON and binary: whatever comes, an error or tensors that lie inside
- * of the body (or a range of their own) and fit the model.
+/* fuzz_kserve.c - KServe bodies, JSON and binary: whatever comes, an error or tensors that lie
+ * inside of the body (or a range of their own) and fit the model.
  *
  * Input: one byte that says whether and how the header length is given, one for the model, two for
  * the header length, then the body. */
