@@ -9,6 +9,9 @@
 #include "engine/engine.h"
 
 #define MEDIA_QUEUE_MAX 1024
+/* Two batches at a time fill two cores; a pool beside them only makes them wait for each other (a
+ * fifth more CPU for the same speech). With more cores there are fewer batches than cores at times. */
+#define WORKERS_WITHOUT_POOL 2
 
 static enum berth_code start_worker(const struct berth_config *config, struct berth_stack *stack,
                                     struct berth_err *err);
@@ -118,7 +121,9 @@ static enum berth_code start_worker(const struct berth_config *config, struct be
     }
     struct berth_engine_env env = {
         .slabs = stack->slabs,
-        .threads = config->cpu_threads > 0 ? (uint32_t)config->cpu_threads : workers,
+        .threads = config->cpu_threads > 0 ? (uint32_t)config->cpu_threads
+                   : workers <= WORKERS_WITHOUT_POOL ? 1
+                                                     : workers,
     };
     struct berth_worker_options options = {
         .device = "cpu:0",

@@ -84,6 +84,10 @@ static int embedded(const struct berth_config *config, struct berth_transcript_s
     if (own.models[0] == '\0') {
         own.models = "models";
     }
+    if (own.cpu_workers == 0 && own.cpu_threads == 0) { /* one file at a time gets all cores */
+        own.cpu_workers = 1;
+        own.cpu_threads = (uint64_t)sysconf(_SC_NPROCESSORS_ONLN);
+    }
     if (berth_log_parse_level(strcmp(own.log_level, "info") == 0 ? "warn" : own.log_level, &err) !=
             BERTH_OK ||
         berth_stack_start(&own, &stack, &err) != BERTH_OK) {
