@@ -10,7 +10,8 @@
 
 #define MEDIA_QUEUE_MAX 1024
 /* Two batches at a time fill two cores; a pool beside them only makes them wait for each other (a
- * fifth more CPU for the same speech). With more cores there are fewer batches than cores at times. */
+ * fifth more CPU for the same speech). With more cores there are fewer batches than cores at times.
+ */
 #define WORKERS_WITHOUT_POOL 2
 
 static enum berth_code start_worker(const struct berth_config *config, struct berth_stack *stack,
