@@ -369,7 +369,7 @@ static enum berth_code find_route(struct berth_call *call, struct berth_err *err
 {
     const char *path = berth_http_path(call->exchange);
     const char *method = berth_http_method(call->exchange);
-    bool path_known = false;
+    const char *allowed = NULL; /* the one method each path has */
     bool lost = false;
     for (size_t t = 0; t < BERTH_COUNT_OF(route_tables); t++) {
         for (const struct berth_route *route = route_tables[t]; route->method != NULL; route++) {
@@ -380,22 +380,25 @@ static enum berth_code find_route(struct berth_call *call, struct berth_err *err
                 call->route = route;
                 return BERTH_OK;
             }
-            path_known = true;
+            allowed = route->method;
         }
     }
     if (lost) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
     }
-    if (!path_known) {
+    if (allowed == NULL) {
         return berth_fail(err, BERTH_NOT_FOUND, "Not Found");
     }
     struct berth_buf text = {0};
     struct berth_err wrong = {0};
+    struct berth_http_header allow = {"Allow", allowed};
     berth_fail(&wrong, BERTH_INVALID, "Method Not Allowed");
     const char *type = error_body(call->api, call->exchange, &wrong, &text);
     berth_call_answer(call, &(struct berth_http_answer){.status = 405,
                                                         .reason = "Not Allowed",
                                                         .content_type = type,
+                                                        .headers = &allow,
+                                                        .header_count = 1,
                                                         .text = &text});
     return BERTH_OK;
 }

@@ -6,10 +6,13 @@
  * for the smallest bucket B that holds them, and what lies between is stepped along and ignored.
  * When a bucket would get smaller, the last lane moves into a hole (5 ms, a step or two).
  *
- * One call at a time: an alignment or a prompt first (short, and they end or begin a row); else
- * decoding and encoding take turns by time, so that new windows do not stop those being decoded and
- * these do not keep new ones from joining; the more rows decode, the more time they get. Windows
- * are encoded one by one: on a CPU a batch of them takes as long and would be one long call.
+ * One call at a time: an alignment or a prompt first (short, and they end or begin a row), then
+ * encoding, then decoding. Windows that wait are encoded before the next decoder step, because a
+ * step costs nearly the same for one row as for two: the fuller it is, the more speech a second
+ * (about a tenth more than by turns). Nobody starves: a row that is encoded takes part in decoding
+ * before it has another window, so a step waits for each other slot once at most; the first pass
+ * over a long file, which has many slices, takes turns with decoding. Windows are encoded one by
+ * one: on a CPU a batch of them takes as long and would be one long call.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -27,9 +30,6 @@
 #define SLOT_NONE UINT32_MAX
 #define PEAK_FRAMES 6000 /* of one slice of the first pass: about 50 ms */
 #define STEP_MAX 4       /* longest prompt stepped with the others */
-/* Of an encoder call's time, how much each decoding row brings for decoding before the next one.
- * More would finish the first rows sooner, but one by one: a shared step costs half as much. */
-#define DECODE_SHARE_PERCENT 10
 #define WORKSPACE_BYTES (48U << 20) /* of an encoder call, and an instance beside its caches */
 #define PATH_BYTES_MAX 4096
 
@@ -59,7 +59,7 @@ struct berth_instance {
     uint32_t encoding; /* slot whose window is between two pieces, or SLOT_NONE */
     uint32_t piece;
     uint64_t tickets;
-    int64_t credit_ns; /* decoding time owed before the next encoder call */
+    bool decode_next; /* a slice of a long file's first pass was just done */
 };
 
 /* --- the model --- */
@@ -733,12 +733,12 @@ static uint32_t next_to_encode(const struct berth_instance *instance)
 /* One call of the model, or a slice of features. */
 static void act(struct berth_instance *instance, struct berth_step_result *out)
 {
-    uint64_t t_start_ns = berth_clock_now_ns();
     uint32_t ended = first_in(instance, BERTH_WHISPER_END);
     uint32_t align = first_in(instance, BERTH_WHISPER_ALIGN);
     uint32_t prompt = first_in(instance, BERTH_WHISPER_PROMPT);
     uint32_t encode = next_to_encode(instance);
     bool decoding = count_in(instance, BERTH_WHISPER_DECODE) > 0;
+    bool peak = encode != SLOT_NONE && instance->rows[encode].stage == BERTH_WHISPER_PEAK;
     out->steps++;
     if (ended != SLOT_NONE) { /* audio shorter than a frame */
         follow_row(instance, ended, out);
@@ -746,17 +746,14 @@ static void act(struct berth_instance *instance, struct berth_step_result *out)
         align_chunk(instance, align, out);
     } else if (prompt != SLOT_NONE) {
         run_prompt(instance, prompt, out);
-    } else if (decoding && (encode == SLOT_NONE || instance->credit_ns > 0)) {
+    } else if (decoding && (encode == SLOT_NONE || (peak && instance->decode_next))) {
         decode_step(instance, out);
-        instance->credit_ns -= (int64_t)(berth_clock_now_ns() - t_start_ns);
+        instance->decode_next = false;
+    } else if (peak) {
+        find_peak(instance, &instance->rows[encode]);
+        instance->decode_next = true;
     } else if (encode != SLOT_NONE) {
-        if (instance->rows[encode].stage == BERTH_WHISPER_PEAK) {
-            find_peak(instance, &instance->rows[encode]);
-        } else {
-            encode_piece(instance, encode, out);
-        }
-        uint64_t share_ns = (berth_clock_now_ns() - t_start_ns) * DECODE_SHARE_PERCENT / 100;
-        instance->credit_ns = (int64_t)(share_ns * count_in(instance, BERTH_WHISPER_DECODE));
+        encode_piece(instance, encode, out);
     }
 }
 
