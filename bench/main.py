@@ -103,7 +103,8 @@ def report(names):
         f"- date: {datetime.date.today()}; the run took {(time.monotonic() - t_start) / 60:.0f} minutes; "
         f"other processes used {before:.2f} cores before it\n"
         "- versions: " + "; ".join(f"{name} {version}" for name, version in versions.items()),
-        "- command: `make bench`" if not QUICK else "- command: `BERTH_BENCH_QUICK=1 make bench`: "
+        ("- command: `make bench`" if set(names) == {name for name, _, _ in COMPARISONS} else
+         f"- command: `bench/run {' '.join(names)}`") if not QUICK else "- command: `BERTH_BENCH_QUICK=1 make bench`: "
         "short windows, few rounds; not figures to quote",
     ]
     if goals:
