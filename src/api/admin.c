@@ -14,12 +14,20 @@
 
 #define METRICS_MODELS_MAX 200
 
+/* One figure of the server as a whole. */
+struct server_row {
+    const char *name;
+    const char *type;
+    const char *help;
+    uint64_t value;
+};
+
 static enum berth_code health(struct berth_call *call, struct berth_err *err);
 static enum berth_code metrics(struct berth_call *call, struct berth_err *err);
 static void put_server(struct berth_buf *out, struct berth_api *api);
 static void put_models(struct berth_buf *out, struct berth_model **models, size_t count);
 static void put_family(struct berth_buf *out, const char *name, const char *type, const char *help);
-static void put_value(struct berth_buf *out, const char *name, uint64_t value);
+static void put_rows(struct berth_buf *out, const struct server_row *rows, size_t count);
 
 /* How one counter of a model is shown. */
 struct model_row {
@@ -78,12 +86,7 @@ static void put_http(struct berth_buf *out, struct berth_http *http)
         return;
     }
     berth_http_stats(http, &stats);
-    const struct {
-        const char *name;
-        const char *type;
-        const char *help;
-        uint64_t value;
-    } rows[] = {
+    const struct server_row rows[] = {
         {"berth_http_connections", "gauge", "Open connections", stats.connections_open},
         {"berth_http_connections_total", "counter", "Connections accepted",
          stats.connections_total},
@@ -100,10 +103,7 @@ static void put_http(struct berth_buf *out, struct berth_http *http)
         {"berth_http_parse_errors_total", "counter", "Requests refused as malformed",
          stats.parse_errors},
     };
-    for (size_t i = 0; i < BERTH_COUNT_OF(rows); i++) {
-        put_family(out, rows[i].name, rows[i].type, rows[i].help);
-        put_value(out, rows[i].name, rows[i].value);
-    }
+    put_rows(out, rows, BERTH_COUNT_OF(rows));
 }
 
 static void put_server(struct berth_buf *out, struct berth_api *api)
@@ -116,12 +116,7 @@ static void put_server(struct berth_buf *out, struct berth_api *api)
     if (api->options.media != NULL) {
         berth_media_stats(api->options.media, &media);
     }
-    const struct {
-        const char *name;
-        const char *type;
-        const char *help;
-        uint64_t value;
-    } rows[] = {
+    const struct server_row rows[] = {
         {"berth_ready", "gauge", "1 while requests are accepted", sched.ready},
         {"berth_queued_requests", "gauge", "Requests waiting", sched.queued},
         {"berth_running_requests", "gauge", "Requests handed to workers", sched.running},
@@ -145,10 +140,7 @@ static void put_server(struct berth_buf *out, struct berth_api *api)
         {"berth_decode_killed_total", "counter", "Decoders ended for time, memory or a crash",
          media.killed_timeout + media.killed_memory + media.crashed},
     };
-    for (size_t i = 0; i < BERTH_COUNT_OF(rows); i++) {
-        put_family(out, rows[i].name, rows[i].type, rows[i].help);
-        put_value(out, rows[i].name, rows[i].value);
-    }
+    put_rows(out, rows, BERTH_COUNT_OF(rows));
     put_family(out, "berth_oldest_request_seconds", "gauge", "Age of the oldest runnable request");
     berth_buf_printf(out, "berth_oldest_request_seconds %.6f\n", (double)sched.head_age_ns / 1e9);
     put_family(out, "berth_wasted_seconds_total", "counter", "Worker time spent for nobody");
@@ -325,9 +317,12 @@ static void put_family(struct berth_buf *out, const char *name, const char *type
     berth_buf_printf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-static void put_value(struct berth_buf *out, const char *name, uint64_t value)
+static void put_rows(struct berth_buf *out, const struct server_row *rows, size_t count)
 {
-    berth_buf_printf(out, "%s %" PRIu64 "\n", name, value);
+    for (size_t i = 0; i < count; i++) {
+        put_family(out, rows[i].name, rows[i].type, rows[i].help);
+        berth_buf_printf(out, "%s %" PRIu64 "\n", rows[i].name, rows[i].value);
+    }
 }
 
 const struct berth_route berth_admin_routes[] = {
