@@ -96,8 +96,8 @@ enum berth_command {
     X(COUNT, cpu_workers, "cpu-workers", BERTH_SERVING, "0", 0, 1024,                              \
       "batches run at a time on the CPU; 0: one for each core")                                    \
     X(COUNT, cpu_threads, "cpu-threads", BERTH_SERVING, "0", 0, 1024,                              \
-      "threads of the one pool that all models' operators share; 0: as --cpu-workers, but 1 with one " \
-      "or two of them; transcribe takes one worker and all cores")                                 \
+      "threads of the one pool that all models' operators share; 0: as --cpu-workers, but 1 "      \
+      "with one or two of them; transcribe takes one worker and all cores")                        \
     X(COUNT, load_threads, "load-threads", BERTH_SERVING, "2", 1, 64, "models loaded at a time")   \
     X(BYTES, device_bytes_max, "device-bytes-max", BERTH_SERVING, "0", 0, 1e15,                    \
       "memory the loaded models may hold together; 0: three quarters of the machine's")            \
