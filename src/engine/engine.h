@@ -29,6 +29,8 @@ struct berth_span {
 struct berth_engine_env {
     struct berth_slabs *slabs;
     uint32_t threads; /* of the one operator pool of the process */
+    const char
+        *device; /* "cpu:0", "cuda:0": where this process' native engines run; NULL: the CPU */
 };
 
 /* One request's share of a batch. part is made by the worker before execute, and by the engine for
@@ -60,8 +62,8 @@ struct berth_step_event {
 struct berth_step_result {
     struct berth_step_event events[BERTH_STEP_EVENTS_MAX];
     size_t event_count;
-    uint32_t live;     /* slots still in use */
-    uint32_t steps;    /* model calls made */
+    uint32_t live;  /* slots still in use */
+    uint32_t steps; /* model calls made */
 };
 
 struct berth_engine_model;
@@ -75,6 +77,9 @@ struct berth_engine_ops {
     /* Required. Completes the spec: inputs, outputs, batch size, run mode, task, estimate; checks
      * what the config says against the files. Reads only headers where it can. */
     enum berth_code (*describe)(struct berth_model_spec *spec, struct berth_err *err);
+    /* Optional, with weights_load. Bytes of the span that weights_load fills. */
+    enum berth_code (*weights_bytes)(const struct berth_model_spec *spec, uint64_t *out,
+                                     struct berth_err *err);
     /* Optional (native engines). Reads weights into a span. */
     enum berth_code (*weights_load)(const struct berth_model_spec *spec, struct berth_span span,
                                     struct berth_err *err);
@@ -113,8 +118,8 @@ struct berth_engine_ops {
 /* NULL: no such engine in this build. */
 const struct berth_engine_ops *berth_engine_find(const char *name);
 /* Starts all engines of the build; at the end berth_engines_finish. */
-enum berth_code berth_engines_start(const struct berth_engine_env *env, struct berth_err *err)
-    BERTH_MUST_USE;
+enum berth_code berth_engines_start(const struct berth_engine_env *env,
+                                    struct berth_err *err) BERTH_MUST_USE;
 void berth_engines_finish(void);
 /* Names of the engines of this build; NULL past the last. */
 const char *berth_engine_name(size_t index);

@@ -1,0 +1,63 @@
+/* encoder.h - the FastConformer over a back end's operations: PCM to tokens of one bucket.
+ *
+ * A run has the memory of one bucket and goes through its stages in order: features and
+ * subsampling, each layer, the projector, decoding. A CPU stops between stages to look at the clock
+ * and at cancelled rows; CUDA plays all of them as one graph.
+ *
+ * Source: Rekesh et al., Fast Conformer with Linearly Scalable Attention (2023); Xu et al.,
+ * Efficient Sequence Transduction by Jointly Predicting Tokens and Durations (2023).
+ */
+#ifndef BERTH_PARAKEET_ENCODER_H
+#define BERTH_PARAKEET_ENCODER_H
+
+#include "base/err.h"
+#include "engine/parakeet/backend.h"
+
+/* What all runs of a model on one device share; borrows config and weights. */
+struct berth_parakeet_net;
+
+enum berth_code berth_parakeet_net_create(const struct berth_parakeet_ops *ops,
+                                          struct berth_parakeet_device *device,
+                                          const struct berth_parakeet_config *config,
+                                          const struct berth_parakeet_weights *weights,
+                                          uint32_t frames_max, /* longest bucket */
+                                          struct berth_parakeet_net **out,
+                                          struct berth_err *err) BERTH_MUST_USE;
+void berth_parakeet_net_destroy(struct berth_parakeet_net *net); /* NULL is fine */
+
+/* A bucket's memory: buffers, counts, results. Kept for the bucket's life, so that a recorded graph
+ * stays true. */
+struct berth_parakeet_run;
+
+uint64_t berth_parakeet_run_bytes(const struct berth_parakeet_net *net,
+                                  const struct berth_parakeet_shape *shape);
+enum berth_code berth_parakeet_run_create(struct berth_parakeet_net *net,
+                                          const struct berth_parakeet_shape *shape,
+                                          struct berth_parakeet_run **out,
+                                          struct berth_err *err) BERTH_MUST_USE;
+void berth_parakeet_run_destroy(struct berth_parakeet_run *run); /* NULL is fine */
+
+/* Host memory to fill before begin: pcm of a row [padded.samples], and its samples; a row without
+ * use has 0. */
+float *berth_parakeet_run_pcm(struct berth_parakeet_run *run, uint32_t row);
+void berth_parakeet_run_begin(struct berth_parakeet_run *run, const uint32_t *samples);
+/* The next stage. True: there is another. On CUDA the first call does all. */
+bool berth_parakeet_run_advance(struct berth_parakeet_run *run);
+/* Any thread: a row nobody waits for. */
+void berth_parakeet_run_stop(struct berth_parakeet_run *run, uint32_t row);
+/* After the last stage: waits, and lends the results in host memory until the next begin. */
+enum berth_code berth_parakeet_run_finish(struct berth_parakeet_run *run,
+                                          struct berth_parakeet_tokens *out,
+                                          struct berth_err *err) BERTH_MUST_USE;
+
+/* For tests: what a stage left, as float32 in host memory the caller gives. */
+enum berth_parakeet_probe {
+    BERTH_PARAKEET_PROBE_FEATURES, /* [rows][padded.features][mels] */
+    BERTH_PARAKEET_PROBE_ENCODED,  /* [rows][padded.frames][hidden] */
+    BERTH_PARAKEET_PROBE_PROJECTED /* [rows][padded.frames][prediction] */
+};
+enum berth_code berth_parakeet_run_probe(struct berth_parakeet_run *run,
+                                         enum berth_parakeet_probe what, float *out,
+                                         struct berth_err *err) BERTH_MUST_USE;
+
+#endif

@@ -1,0 +1,18 @@
+/* span.h - memory of a device for the weights of native engines.
+ *
+ * On the CPU a span is anonymous memory; on CUDA (berth-cuda) it is reserved address space with
+ * physical memory mapped to it, so that it can be unmapped and mapped again at the same place, and
+ * exported as a file descriptor.
+ */
+#ifndef BERTH_SPAN_H
+#define BERTH_SPAN_H
+
+#include "base/err.h"
+#include "engine/engine.h"
+
+/* `device`: "cpu:0", "cuda:0"; NULL: the CPU. TOO_LARGE or UNAVAILABLE when there is no room. */
+enum berth_code berth_span_create(const char *device, uint64_t bytes, struct berth_span *out,
+                                  struct berth_err *err) BERTH_MUST_USE;
+void berth_span_destroy(const char *device, struct berth_span *span); /* a zeroed one is fine */
+
+#endif
