@@ -63,7 +63,7 @@ int berth_code_grpc(enum berth_code code)
     return code_row(code)->grpc;
 }
 
-_Noreturn void berth_assert_failed(const char *condition, const char *file, int line)
+void berth_assert_failed(const char *condition, const char *file, int line)
 {
     fprintf(stderr, "berth: internal fault: %s at %s:%d\n", condition, file, line);
     abort();

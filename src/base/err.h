@@ -9,6 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /*    name             HTTP gRPC text */
 #define BERTH_ERRORS(X)                                                                            \
     X(OK, 200, 0, "ok")                                                                            \
@@ -80,6 +84,11 @@ int berth_code_grpc(enum berth_code code);
         }                                                                                          \
     } while (0)
 
-_Noreturn void berth_assert_failed(const char *condition, const char *file, int line);
+void berth_assert_failed(const char *condition, const char *file, int line)
+    __attribute__((noreturn));
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif
