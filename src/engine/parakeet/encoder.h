@@ -37,6 +37,18 @@ enum berth_code berth_parakeet_run_create(struct berth_parakeet_net *net,
                                           struct berth_err *err) BERTH_MUST_USE;
 void berth_parakeet_run_destroy(struct berth_parakeet_run *run); /* NULL is fine */
 
+/* For measurements: what a run does from its next begin on; WHOLE until then. Each extent has its own
+ * graph. TO_ENCODED and ENCODER_ALONE decode nothing and download nothing: finish lends no tokens,
+ * the probes below hold. ENCODER_ALONE takes the features of the run before (they are kept), and
+ * uploads no PCM; samples must be those of that run. */
+enum berth_parakeet_extent {
+    BERTH_PARAKEET_WHOLE,        /* PCM to tokens */
+    BERTH_PARAKEET_TO_ENCODED,   /* PCM to the projected encoder output */
+    BERTH_PARAKEET_ENCODER_ALONE /* features to the projected encoder output */
+};
+void berth_parakeet_run_set_extent(struct berth_parakeet_run *run,
+                                   enum berth_parakeet_extent extent);
+
 /* Host memory to fill before begin: pcm of a row [padded.samples], and its samples; a row without
  * use has 0. */
 float *berth_parakeet_run_pcm(struct berth_parakeet_run *run, uint32_t row);
