@@ -38,7 +38,9 @@ struct berth_parakeet_counts {
 enum berth_parakeet_activation { BERTH_PARAKEET_NONE, BERTH_PARAKEET_RELU, BERTH_PARAKEET_SILU };
 
 /* out = residual + scale * activation(in x weight^T + bias), n vectors. residual may be out itself;
- * NULL: none. A residual goes with NONE, a scale other than 1 with a residual. */
+ * NULL: none. A residual and a scale other than 1 go with NONE.
+ * The vectors are `rows` rows of n / rows; what lies past a row's first used[row] * each of them
+ * nobody reads, and it need not be computed. used NULL: all n are wanted. */
 struct berth_parakeet_linear_call {
     const struct berth_parakeet_linear *linear;
     const void *in;       /* elements [n][in] */
@@ -47,6 +49,8 @@ struct berth_parakeet_linear_call {
     float scale;
     enum berth_parakeet_activation activation;
     uint64_t n;
+    const int32_t *used; /* int32 [rows], one of the counts */
+    uint32_t rows, each;
 };
 
 struct berth_parakeet_attention_call {
@@ -112,7 +116,8 @@ struct berth_parakeet_ops {
     void (*drop)(struct berth_parakeet_device *device);
 
     /* Log-mel features, normalised over each row's own frames (README P2). pcm float32
-     * [rows][padded.samples]; out elements [rows][padded.features][mels], zero past a row's. */
+     * [rows][padded.samples], of which only a row's own samples are looked at; a sample that is no
+     * number, or past a million, counts as 0. out elements [rows][padded.features][mels], zero past a row's. */
     void (*features)(struct berth_parakeet_device *device,
                      const struct berth_parakeet_config *config,
                      const struct berth_parakeet_shape *shape,
