@@ -1,0 +1,84 @@
+/* kernels.cuh - small device functions that the kernels of this folder share.
+ *
+ * bf16 in 16-byte pieces, sums over a warp, and the two instructions by which a kernel overlaps the
+ * one before it (programmatic dependent launch; compute capability 9.0 on, nothing before).
+ */
+#ifndef BERTH_KERNELS_CUH
+#define BERTH_KERNELS_CUH
+
+#include <stdint.h>
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+/* Waits until all kernels before this one have ended and their writes are seen. Every thread calls
+ * it before it reads or writes memory that another kernel touches. */
+static __device__ __forceinline__ void berth_parakeet_cuda_wait(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Lets the next kernel's blocks take the room that this one's leave free; they wait in
+ * berth_parakeet_cuda_wait. Right after this kernel's own wait. */
+static __device__ __forceinline__ void berth_parakeet_cuda_next(void)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ float2 unpack2(uint32_t pair)
+{
+    /* A bf16 is the upper half of a float. */
+    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+}
+
+static __device__ __forceinline__ uint32_t pack2(float low, float high)
+{
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *(const uint32_t *)&pair;
+}
+
+/* Eight elements of 16 bytes. */
+static __device__ __forceinline__ void unpack8(uint4 from, float *to)
+{
+    const float2 a = unpack2(from.x), b = unpack2(from.y), c = unpack2(from.z), d = unpack2(from.w);
+    to[0] = a.x;
+    to[1] = a.y;
+    to[2] = b.x;
+    to[3] = b.y;
+    to[4] = c.x;
+    to[5] = c.y;
+    to[6] = d.x;
+    to[7] = d.y;
+}
+
+static __device__ __forceinline__ uint4 pack8(const float *from)
+{
+    return make_uint4(pack2(from[0], from[1]), pack2(from[2], from[3]), pack2(from[4], from[5]),
+                      pack2(from[6], from[7]));
+}
+
+/* 1 / (1 + e^-x), right to float's last bits for any x: e^-x may be infinite, and then it is 0. */
+static __device__ __forceinline__ float sigmoid(float x)
+{
+    return __fdividef(1.0f, 1.0f + __expf(-x));
+}
+
+static __device__ __forceinline__ float silu(float x)
+{
+    return x * sigmoid(x);
+}
+
+static __device__ __forceinline__ float warp_sum(float value)
+{
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) {
+        value += __shfl_xor_sync(0xffffffffu, value, offset);
+    }
+    return value;
+}
+
+#endif
