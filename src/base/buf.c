@@ -8,7 +8,6 @@
 
 #define BYTES_FIRST 256
 
-static size_t character_length(const unsigned char *at, size_t left);
 static bool is_space(char character);
 static size_t plain_length(const unsigned char *at, size_t left);
 static void put_escaped(struct berth_buf *buf, unsigned char byte);
@@ -142,13 +141,57 @@ char *berth_buf_release(struct berth_buf *buf, size_t *length_out)
     return bytes;
 }
 
+void berth_buf_utf8(struct berth_buf *buf, const char *bytes, size_t length)
+{
+    while (length > 0) {
+        uint32_t point = 0;
+        size_t taken = berth_utf8_next(bytes, length, &point);
+        if (point == BERTH_UTF8_INVALID) {
+            berth_buf_puts(buf, "\xEF\xBF\xBD");
+        } else {
+            berth_buf_append(buf, bytes, taken);
+        }
+        bytes += taken;
+        length -= taken;
+    }
+}
+
+size_t berth_utf8_next(const char *bytes, size_t length, uint32_t *point)
+{
+    const unsigned char *s = (const unsigned char *)bytes;
+    *point = s[0];
+    if (s[0] < 0x80) {
+        return 1;
+    }
+    size_t count = s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
+    /* The second byte's bounds rule out overlong forms, surrogates and what lies past U+10FFFF. */
+    unsigned low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
+    unsigned high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF;
+    if (s[0] < 0xC2 || s[0] > 0xF4) {
+        *point = BERTH_UTF8_INVALID;
+        return 1;
+    }
+    uint32_t value = s[0] & (0xFFU >> (count + 1));
+    for (size_t i = 1; i < count; i++) {
+        if (i >= length || s[i] < low || s[i] > high) {
+            *point = BERTH_UTF8_INVALID;
+            return i;
+        }
+        value = value << 6 | (s[i] & 0x3F);
+        low = 0x80;
+        high = 0xBF;
+    }
+    *point = value;
+    return count;
+}
+
 size_t berth_utf8_valid_length(const char *text, size_t length)
 {
-    const unsigned char *bytes = (const unsigned char *)text;
     size_t at = 0;
+    uint32_t point;
     while (at < length) {
-        size_t step = character_length(bytes + at, length - at);
-        if (step == 0) {
+        size_t step = berth_utf8_next(text + at, length - at, &point);
+        if (point == BERTH_UTF8_INVALID) {
             break;
         }
         at += step;
@@ -173,38 +216,14 @@ static bool is_space(char character)
     return character == ' ' || (character >= '\t' && character <= '\r');
 }
 
-/* Bytes of the character at `at`, 0 when it is not valid. The second byte's bounds keep out
- * overlong forms (E0, F0), surrogates (ED) and what is past U+10FFFF (F4). */
-static size_t character_length(const unsigned char *at, size_t left)
-{
-    unsigned char lead = at[0];
-    if (lead < 0x80) {
-        return 1;
-    }
-    if (lead < 0xC2 || lead > 0xF4) {
-        return 0;
-    }
-    size_t length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-    unsigned char low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-    unsigned char high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-    if (left < length || at[1] < low || at[1] > high) {
-        return 0;
-    }
-    for (size_t i = 2; i < length; i++) {
-        if ((at[i] & 0xC0) != 0x80) {
-            return 0;
-        }
-    }
-    return length;
-}
-
 /* How many bytes from `at` go into a JSON string as they are. */
 static size_t plain_length(const unsigned char *at, size_t left)
 {
     size_t length = 0;
+    uint32_t point;
     while (length < left && at[length] >= 0x20 && at[length] != '"' && at[length] != '\\') {
-        size_t step = character_length(at + length, left - length);
-        if (step == 0) {
+        size_t step = berth_utf8_next((const char *)at + length, left - length, &point);
+        if (point == BERTH_UTF8_INVALID) {
             break;
         }
         length += step;

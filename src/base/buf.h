@@ -33,6 +33,13 @@ void berth_buf_json_string(struct berth_buf *buf, const char *text, size_t lengt
 /* Hands the bytes over (NUL-terminated, berth_free), leaving buf empty; NULL if it failed. */
 char *berth_buf_release(struct berth_buf *buf, size_t *length_out);
 
+/* Bytes as valid UTF-8; what is not becomes U+FFFD. */
+void berth_buf_utf8(struct berth_buf *buf, const char *bytes, size_t length);
+
+#define BERTH_UTF8_INVALID UINT32_MAX
+/* The character at the start of `length` (1 or more) bytes: returns how many bytes it takes; for
+ * what is no UTF-8, sets BERTH_UTF8_INVALID and returns the bytes one U+FFFD stands for. */
+size_t berth_utf8_next(const char *bytes, size_t length, uint32_t *point);
 /* How many bytes of text are valid UTF-8, from the start (no surrogates, no overlong forms). */
 size_t berth_utf8_valid_length(const char *text, size_t length);
 /* The part without ASCII white space at its ends; *length becomes its length. */

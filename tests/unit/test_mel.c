@@ -46,7 +46,7 @@ static void compare(uint32_t bins, size_t count)
     struct berth_err err = {0};
     float *samples = berth_alloc(count * sizeof(float));
     float *window = berth_alloc((size_t)bins * BERTH_MEL_WINDOW * sizeof(float));
-    struct berth_audio audio = {.samples = samples, .count = count};
+    struct berth_speech_audio audio = {.samples = samples, .count = count};
     size_t frames = berth_mel_content(count) + 1;
     float *golden = read_golden(bins, frames);
     float peak = BERTH_MEL_SILENCE;
@@ -103,7 +103,7 @@ static void test_windows(void **state)
     float *samples = berth_alloc(count * sizeof(float));
     float *all = berth_alloc(80 * BERTH_MEL_WINDOW * sizeof(float));
     float *part = berth_alloc(80 * BERTH_MEL_WINDOW * sizeof(float));
-    struct berth_audio audio = {.samples = samples, .count = count};
+    struct berth_speech_audio audio = {.samples = samples, .count = count};
     chirp(samples, count);
     assert_int_equal(berth_mel_create(80, &mel, &err), BERTH_OK);
     (void)berth_mel_log(mel, &audio, 0, 100, all);
@@ -124,7 +124,7 @@ static void test_rubbish(void **state)
     struct berth_mel *mel = NULL;
     struct berth_err err = {0};
     float samples[800] = {0};
-    struct berth_audio audio = {.samples = samples, .count = 800};
+    struct berth_speech_audio audio = {.samples = samples, .count = 800};
     samples[3] = NAN;
     samples[200] = INFINITY;
     samples[400] = -INFINITY;
@@ -154,7 +154,7 @@ static void test_sizes(void **state)
     berth_mel_destroy(mel);
     assert_int_equal(berth_mel_create(1, &mel, &err), BERTH_OK);
     for (size_t count = 0; count < 500; count++) { /* all the ways to mirror a short file */
-        struct berth_audio audio = {.samples = samples, .count = count};
+        struct berth_speech_audio audio = {.samples = samples, .count = count};
         (void)berth_mel_log(mel, &audio, 0, berth_mel_content(count) + 1, NULL);
     }
     berth_mel_destroy(mel);

@@ -129,7 +129,7 @@ static void test_utf8(void **state)
     };
     for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
         struct berth_buf out = {0};
-        berth_tokens_put_utf8(&out, cases[i].bytes, strlen(cases[i].bytes));
+        berth_buf_utf8(&out, cases[i].bytes, strlen(cases[i].bytes));
         assert_string_equal(berth_buf_text(&out), cases[i].text);
         berth_buf_finish(&out);
     }

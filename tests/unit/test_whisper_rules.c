@@ -1,4 +1,5 @@
 /* Which token may come, which one does, and what a window of tokens means. */
+#include "engine/speech.h"
 #include "engine/whisper/rules.h"
 
 #include <math.h>
@@ -242,9 +243,9 @@ static void test_scores(void **state)
     }
     char text[2000];
     memset(text, 'a', sizeof(text));
-    assert_true(berth_window_compression(text, sizeof(text)) > 50);
-    assert_true(berth_window_compression("It was the best", 15) < 1);
-    assert_true(berth_window_compression("", 0) == 0);
+    assert_true(berth_speech_compression(text, sizeof(text)) > 50);
+    assert_true(berth_speech_compression("It was the best", 15) < 1);
+    assert_true(berth_speech_compression("", 0) == 0);
     assert_true(berth_window_temperature(0) == 0);
     assert_true(fabs(berth_window_temperature(BERTH_WINDOW_TRIES - 1) - 1) < 1e-12);
 }

@@ -327,7 +327,7 @@ static bool ends_whole(const struct berth_align_text *text, size_t first, size_t
     size_t at = 0;
     while (at < own) {
         uint32_t point = 0;
-        at += berth_tokens_utf8_next(bytes + at, all - at, &point);
+        at += berth_utf8_next(bytes + at, all - at, &point);
     }
     return at == own;
 }
@@ -344,7 +344,7 @@ static const char *strip(const char *bytes, size_t *length)
 {
     uint32_t point = 0;
     while (*length > 0) {
-        size_t taken = berth_tokens_utf8_next(bytes, *length, &point);
+        size_t taken = berth_utf8_next(bytes, *length, &point);
         if (!is_space(point)) {
             break;
         }
@@ -353,7 +353,7 @@ static const char *strip(const char *bytes, size_t *length)
     }
     size_t end = 0;
     for (size_t at = 0; at < *length;) {
-        at += berth_tokens_utf8_next(bytes + at, *length - at, &point);
+        at += berth_utf8_next(bytes + at, *length - at, &point);
         end = is_space(point) ? end : at;
     }
     *length = end;

@@ -44,7 +44,7 @@ struct berth_mel {
 
 static enum berth_code plan_fft(struct berth_mel *mel, struct berth_err *err);
 static enum berth_code plan_filters(struct berth_mel *mel, struct berth_err *err);
-static void fill_frame(struct berth_mel *mel, const struct berth_audio *audio, size_t index);
+static void fill_frame(struct berth_mel *mel, const struct berth_speech_audio *audio, size_t index);
 static void measure_frame(struct berth_mel *mel);
 
 enum berth_code berth_mel_create(uint32_t bins, struct berth_mel **out, struct berth_err *err)
@@ -102,7 +102,7 @@ size_t berth_mel_content(size_t sample_count)
     return sample_count / BERTH_MEL_HOP;
 }
 
-float berth_mel_log(struct berth_mel *mel, const struct berth_audio *audio, size_t first,
+float berth_mel_log(struct berth_mel *mel, const struct berth_speech_audio *audio, size_t first,
                     size_t count, float *window)
 {
     float peak = BERTH_MEL_SILENCE;
@@ -197,7 +197,7 @@ static float clean(float sample)
 }
 
 /* A tensor in a request's body need not be aligned. */
-static inline float sample_in(const struct berth_audio *audio, size_t at)
+static inline float sample_in(const struct berth_speech_audio *audio, size_t at)
 {
     float sample;
     memcpy(&sample, (const unsigned char *)audio->samples + at * sizeof(sample), sizeof(sample));
@@ -205,7 +205,7 @@ static inline float sample_in(const struct berth_audio *audio, size_t at)
 }
 
 /* The sample at a place that may lie outside: zeros behind the audio, mirrored at both ends. */
-static float sample_at(const struct berth_audio *audio, ptrdiff_t at)
+static float sample_at(const struct berth_speech_audio *audio, ptrdiff_t at)
 {
     ptrdiff_t length = (ptrdiff_t)audio->count + BERTH_MEL_HOP;
     if (at < 0) {
@@ -217,7 +217,7 @@ static float sample_at(const struct berth_audio *audio, ptrdiff_t at)
     return at >= 0 && at < (ptrdiff_t)audio->count ? sample_in(audio, (size_t)at) : 0.0F;
 }
 
-static void fill_frame(struct berth_mel *mel, const struct berth_audio *audio, size_t index)
+static void fill_frame(struct berth_mel *mel, const struct berth_speech_audio *audio, size_t index)
 {
     ptrdiff_t start = (ptrdiff_t)(index * BERTH_MEL_HOP) - PAD;
     if (start >= 0 && (size_t)start + BERTH_MEL_FFT <= audio->count) {

@@ -14,8 +14,9 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "engine/speech.h"
 
-#define BERTH_MEL_RATE 16000
+#define BERTH_MEL_RATE BERTH_SPEECH_RATE
 #define BERTH_MEL_HOP 160
 #define BERTH_MEL_FFT 400
 #define BERTH_MEL_BINS_MAX 256
@@ -23,11 +24,6 @@
 #define BERTH_MEL_SILENCE (-10.0F) /* log10 of the smallest energy: where a peak starts */
 
 struct berth_mel;
-
-struct berth_audio {
-    const void *samples; /* borrowed; floats, mono, 16 kHz; at any address, as clients send them */
-    size_t count;
-};
 
 /* bins: 80 or 128 in released models; 1 to BERTH_MEL_BINS_MAX. */
 enum berth_code berth_mel_create(uint32_t bins, struct berth_mel **out, struct berth_err *err)
@@ -41,7 +37,7 @@ size_t berth_mel_content(size_t sample_count);
 /* log10 energies of `count` frames from `first` on (first + count <= content + 1) into the first
  * `count` columns of window (bins, BERTH_MEL_WINDOW), or nowhere when window is NULL (then any
  * count will do). Returns the largest of them. */
-float berth_mel_log(struct berth_mel *mel, const struct berth_audio *audio, size_t first,
+float berth_mel_log(struct berth_mel *mel, const struct berth_speech_audio *audio, size_t first,
                     size_t count, float *window);
 /* Clamps to the range below peak and scales the first `count` frames of (bins, BERTH_MEL_WINDOW)
  * in place; the frames behind them become 0. */

@@ -149,52 +149,6 @@ size_t berth_tokens_encode(const struct berth_tokens *tokens, const char *text, 
     return count;
 }
 
-/* --- UTF-8 --- */
-
-size_t berth_tokens_utf8_next(const char *bytes, size_t length, uint32_t *point)
-{
-    const unsigned char *s = (const unsigned char *)bytes;
-    *point = s[0];
-    if (s[0] < 0x80) {
-        return 1;
-    }
-    size_t count = s[0] >= 0xF0 ? 4 : s[0] >= 0xE0 ? 3 : 2;
-    /* The second byte's bounds rule out overlong forms, surrogates and what lies past U+10FFFF. */
-    unsigned low = s[0] == 0xE0 ? 0xA0 : s[0] == 0xF0 ? 0x90 : 0x80;
-    unsigned high = s[0] == 0xED ? 0x9F : s[0] == 0xF4 ? 0x8F : 0xBF;
-    if (s[0] < 0xC2 || s[0] > 0xF4) {
-        *point = BERTH_UTF8_INVALID;
-        return 1;
-    }
-    uint32_t value = s[0] & (0xFFU >> (count + 1));
-    for (size_t i = 1; i < count; i++) {
-        if (i >= length || s[i] < low || s[i] > high) {
-            *point = BERTH_UTF8_INVALID;
-            return i;
-        }
-        value = value << 6 | (s[i] & 0x3F);
-        low = 0x80;
-        high = 0xBF;
-    }
-    *point = value;
-    return count;
-}
-
-void berth_tokens_put_utf8(struct berth_buf *out, const char *bytes, size_t length)
-{
-    while (length > 0) {
-        uint32_t point = 0;
-        size_t taken = berth_tokens_utf8_next(bytes, length, &point);
-        if (point == BERTH_UTF8_INVALID) {
-            berth_buf_puts(out, "\xEF\xBF\xBD");
-        } else {
-            berth_buf_append(out, bytes, taken);
-        }
-        bytes += taken;
-        length -= taken;
-    }
-}
-
 /* --- the file --- */
 
 /* A character of GPT-2's alphabet -> the byte it stands for, or -1. */
@@ -220,7 +174,7 @@ static bool to_bytes(const char *text, size_t length, char *out, size_t *out_len
     size_t count = 0;
     while (length > 0) {
         uint32_t point = 0;
-        size_t taken = berth_tokens_utf8_next(text, length, &point);
+        size_t taken = berth_utf8_next(text, length, &point);
         int byte = alphabet_byte(point);
         if (byte < 0) {
             return false;
@@ -525,7 +479,7 @@ static size_t run_length(const char *text, size_t length, enum kind kind, size_t
     size_t at = 0;
     while (at < length) {
         uint32_t point = 0;
-        size_t taken = berth_tokens_utf8_next(text + at, length - at, &point);
+        size_t taken = berth_utf8_next(text + at, length - at, &point);
         if (kind_of(point) != kind) {
             break;
         }
@@ -557,7 +511,7 @@ static size_t word_length(const char *text, size_t length)
     }
     size_t space = text[0] == ' ' && length > 1 ? 1 : 0;
     uint32_t point = 0;
-    (void)berth_tokens_utf8_next(text + space, length - space, &point);
+    (void)berth_utf8_next(text + space, length - space, &point);
     enum kind kind = kind_of(point);
     if (kind != KIND_SPACE) {
         return space + run_length(text + space, length - space, kind, &last);

@@ -33,11 +33,4 @@ void berth_tokens_decode(const struct berth_tokens *tokens, const int32_t *ids, 
 size_t berth_tokens_encode(const struct berth_tokens *tokens, const char *text, size_t length,
                            int32_t *out);
 
-#define BERTH_UTF8_INVALID UINT32_MAX
-/* The character at the start of `length` (1 or more) bytes: returns how many bytes it takes; for
- * what is no UTF-8, sets BERTH_UTF8_INVALID and returns the bytes one U+FFFD stands for. */
-size_t berth_tokens_utf8_next(const char *bytes, size_t length, uint32_t *point);
-/* Appends bytes as valid UTF-8; what is not becomes U+FFFD. */
-void berth_tokens_put_utf8(struct berth_buf *out, const char *bytes, size_t length);
-
 #endif

@@ -14,7 +14,6 @@
  * over a long file, which has many slices, takes turns with decoding. Windows are encoded one by
  * one: on a CPU a batch of them takes as long and would be one long call.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +21,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/engines.h"
+#include "engine/speech.h"
 #include "engine/whisper/graphs.h"
 #include "engine/whisper/whisper_row.h"
 
@@ -64,11 +64,6 @@ struct berth_instance {
 
 /* --- the model --- */
 
-static enum berth_code read_slots(const struct berth_model_spec *spec, uint32_t *out,
-                                  struct berth_err *err);
-static enum berth_code describe_tensors(struct berth_model_spec *spec, struct berth_err *err);
-static enum berth_code keep_slots(struct berth_model_spec *spec, uint32_t slot_count,
-                                  struct berth_err *err);
 static enum berth_code load_tokens(const struct berth_model_spec *spec, struct berth_tokens **out,
                                    struct berth_err *err);
 
@@ -82,10 +77,10 @@ static enum berth_code describe(struct berth_model_spec *spec, struct berth_err 
     struct berth_tokens *tokens = NULL;
     struct berth_whisper_config config = {0};
     uint64_t graph_bytes = 0;
-    uint32_t slot_count = 0;
+    uint32_t slot_count = SLOTS_DEFAULT;
     enum berth_code code = berth_graphs_find(spec->folder_version, &graph_bytes, err);
     if (code == BERTH_OK) {
-        code = read_slots(spec, &slot_count, err);
+        code = berth_speech_slots(spec, SLOTS_MAX, &slot_count, err);
     }
     if (code == BERTH_OK) {
         code = load_tokens(spec, &tokens, err);
@@ -94,10 +89,10 @@ static enum berth_code describe(struct berth_model_spec *spec, struct berth_err 
         code = berth_whisper_config_read(spec->folder_version, tokens, &config, err);
     }
     if (code == BERTH_OK) {
-        code = describe_tensors(spec, err);
+        code = berth_speech_describe(spec, err);
     }
     if (code == BERTH_OK) {
-        code = keep_slots(spec, slot_count, err);
+        code = berth_speech_slots_keep(spec, slot_count, err);
     }
     if (code == BERTH_OK) {
         uint64_t row = (uint64_t)config.decoder_layers * 2 * config.width * sizeof(float) *
@@ -122,7 +117,8 @@ static enum berth_code model_attach(const struct berth_model_spec *spec, struct 
     if (model == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name);
     }
-    code = read_slots(spec, &model->slot_count, err);
+    model->slot_count = SLOTS_DEFAULT;
+    code = berth_speech_slots(spec, SLOTS_MAX, &model->slot_count, err);
     if (code == BERTH_OK) {
         code = load_tokens(spec, &model->tokens, err);
     }
@@ -170,93 +166,6 @@ static uint64_t model_bytes(const struct berth_engine_model *model)
 static uint32_t slots(const struct berth_engine_model *model)
 {
     return model->slot_count;
-}
-
-/* The parameter `slots`, else max_batch_size, else SLOTS_DEFAULT. */
-static enum berth_code read_slots(const struct berth_model_spec *spec, uint32_t *out,
-                                  struct berth_err *err)
-{
-    const char *text = berth_spec_parameter(spec, "slots", NULL);
-    uint64_t count = spec->batch_size_max > 0 ? spec->batch_size_max : SLOTS_DEFAULT;
-    if (text != NULL) {
-        char *end = NULL;
-        errno = 0;
-        count = strtoull(text, &end, 10);
-        if (errno != 0 || end == text || *end != '\0' || count == 0 || count > SLOTS_MAX ||
-            text[0] == '-') {
-            return berth_fail(err, BERTH_INVALID,
-                              "parameter 'slots' of model '%s' is '%.40s'; it takes 1 to %d",
-                              spec->name, text, SLOTS_MAX);
-        }
-    }
-    *out = count < SLOTS_MAX ? (uint32_t)count : SLOTS_MAX;
-    return BERTH_OK;
-}
-
-/* max_batch_size is given up for a shape without a batch: what it said goes on as `slots`. */
-static enum berth_code keep_slots(struct berth_model_spec *spec, uint32_t slot_count,
-                                  struct berth_err *err)
-{
-    if (berth_spec_parameter(spec, "slots", NULL) != NULL) {
-        return BERTH_OK;
-    }
-    char text[16];
-    (void)snprintf(text, sizeof(text), "%u", slot_count);
-    size_t count = spec->parameter_count;
-    struct berth_key_value *parameters =
-        berth_arena_alloc(&spec->arena, (count + 1) * sizeof(*parameters));
-    char *value = berth_arena_strdup(&spec->arena, text);
-    if (parameters == NULL || value == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name);
-    }
-    if (count > 0) {
-        memcpy(parameters, spec->parameters, count * sizeof(*parameters));
-    }
-    parameters[count] = (struct berth_key_value){.key = "slots", .value = value};
-    spec->parameters = parameters;
-    spec->parameter_count = count + 1;
-    return BERTH_OK;
-}
-
-static enum berth_code describe_tensors(struct berth_model_spec *spec, struct berth_err *err)
-{
-    static const struct berth_io outputs[] = {
-        {.name = "text", .dtype = BERTH_DTYPE_BYTES, .rank = 1, .dims = {1}},
-        {.name = "language", .dtype = BERTH_DTYPE_BYTES, .rank = 1, .dims = {1}},
-        {.name = "duration", .dtype = BERTH_DTYPE_FP64, .rank = 1, .dims = {1}},
-        {.name = "segment_text", .dtype = BERTH_DTYPE_BYTES, .rank = 1, .dims = {-1}},
-        {.name = "segment_times", .dtype = BERTH_DTYPE_FP64, .rank = 2, .dims = {-1, 2}},
-        {.name = "segment_stats", .dtype = BERTH_DTYPE_FP64, .rank = 2, .dims = {-1, 4}},
-        {.name = "segment_seek", .dtype = BERTH_DTYPE_INT32, .rank = 1, .dims = {-1}},
-        {.name = "segment_token_count", .dtype = BERTH_DTYPE_INT32, .rank = 1, .dims = {-1}},
-        {.name = "segment_tokens", .dtype = BERTH_DTYPE_INT32, .rank = 1, .dims = {-1}},
-        {.name = "word_text", .dtype = BERTH_DTYPE_BYTES, .rank = 1, .dims = {-1}},
-        {.name = "word_times", .dtype = BERTH_DTYPE_FP64, .rank = 2, .dims = {-1, 3}},
-        {.name = "word_segment", .dtype = BERTH_DTYPE_INT32, .rank = 1, .dims = {-1}}};
-    for (size_t i = 0; i < spec->input_count; i++) {
-        if (spec->input_count != 1 || strcmp(spec->inputs[i].name, "audio") != 0 ||
-            spec->inputs[i].dtype != BERTH_DTYPE_FP32) {
-            return berth_fail(err, BERTH_INVALID,
-                              "model '%s': a speech model has one input, audio of TYPE_FP32",
-                              spec->name);
-        }
-    }
-    spec->inputs = berth_arena_alloc(&spec->arena, sizeof(*spec->inputs));
-    spec->outputs = berth_arena_alloc(&spec->arena, sizeof(outputs));
-    if (spec->inputs == NULL || spec->outputs == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name);
-    }
-    spec->inputs[0] = (struct berth_io){.name = "audio", .dtype = BERTH_DTYPE_FP32, .rank = 1,
-                                        .dims = {-1}, .format = "FORMAT_NONE",
-                                        .label_filename = ""};
-    spec->input_count = 1;
-    spec->output_count = BERTH_COUNT_OF(outputs);
-    for (size_t i = 0; i < spec->output_count; i++) {
-        spec->outputs[i] = outputs[i];
-        spec->outputs[i].format = "FORMAT_NONE";
-        spec->outputs[i].label_filename = "";
-    }
-    return BERTH_OK;
 }
 
 static enum berth_code load_tokens(const struct berth_model_spec *spec, struct berth_tokens **out,

@@ -218,7 +218,7 @@ static char *decode_text(struct berth_whisper_row *row, const int32_t *ids, size
     struct berth_buf text = {0};
     char *copy = NULL;
     berth_tokens_decode(row->base->tokens, ids, count, row->base->config->eot, &bytes);
-    berth_tokens_put_utf8(&text, berth_buf_text(&bytes), bytes.length);
+    berth_buf_utf8(&text, berth_buf_text(&bytes), bytes.length);
     if (berth_buf_ok(&bytes) && berth_buf_ok(&text)) {
         *length = text.length;
         copy = berth_arena_strndup(&row->arena, berth_buf_text(&text), text.length);
@@ -251,7 +251,7 @@ static enum berth_code end_attempt(struct berth_whisper_row *row, struct berth_e
     text = berth_text_trim(text, &length);
     row->score = (struct berth_window_score){
         .avg_logprob = attempt->logprob / (double)(attempt->token_count + 1),
-        .compression_ratio = berth_window_compression(text, length),
+        .compression_ratio = berth_speech_compression(text, length),
         .no_speech_prob = attempt->no_speech};
     if (row->wish.temperature > 0 || !berth_window_needs_retry(&row->score)) {
         return accept_window(row, err);
@@ -387,7 +387,7 @@ static enum berth_code place_words(struct berth_whisper_row *row, struct berth_a
 
 /* --- what stands --- */
 
-static bool add_words(struct berth_whisper_row *row, struct berth_whisper_said *said,
+static bool add_words(struct berth_whisper_row *row, struct berth_speech_said *said,
                       const struct berth_align_word *words, size_t count)
 {
     said->words = berth_arena_alloc(&row->arena, (count + 1) * sizeof(*said->words));
@@ -395,7 +395,7 @@ static bool add_words(struct berth_whisper_row *row, struct berth_whisper_said *
         return false;
     }
     for (size_t i = 0; i < count; i++) {
-        struct berth_whisper_word *word = &said->words[said->word_count++];
+        struct berth_speech_word *word = &said->words[said->word_count++];
         int32_t ids[BERTH_WHISPER_TOKENS_MAX];
         for (size_t k = 0; k < words[i].count; k++) {
             ids[k] = (int32_t)row->alignment.ids[row->alignment.first + 1 + words[i].first + k];
@@ -413,7 +413,7 @@ static bool add_words(struct berth_whisper_row *row, struct berth_whisper_said *
 
 /* Adds one segment to the row's, but for those that say nothing. NULL in *out: not added. */
 static bool add_said(struct berth_whisper_row *row, const struct berth_window_segment *segment,
-                     struct berth_whisper_said **out)
+                     struct berth_speech_said **out)
 {
     const int32_t *tokens = row->attempt.tokens + segment->first;
     size_t length = 0;
@@ -427,15 +427,17 @@ static bool add_said(struct berth_whisper_row *row, const struct berth_window_se
     if (trimmed == 0 || segment->start_s == segment->end_s) {
         return true;
     }
-    struct berth_whisper_said *said = berth_arena_alloc(&row->arena, sizeof(*said));
+    struct berth_speech_said *said = berth_arena_alloc(&row->arena, sizeof(*said));
     int32_t *copy = berth_arena_alloc(&row->arena, segment->count * sizeof(*copy));
     if (said == NULL || copy == NULL) {
         return false;
     }
     memcpy(copy, tokens, segment->count * sizeof(*copy));
-    *said = (struct berth_whisper_said){.start_s = segment->start_s, .end_s = segment->end_s,
+    *said = (struct berth_speech_said){.start_s = segment->start_s, .end_s = segment->end_s,
                                         .text = text, .text_length = length,
-                                        .score = row->score,
+                                        .avg_logprob = row->score.avg_logprob,
+                                        .compression_ratio = row->score.compression_ratio,
+                                        .no_speech_prob = row->score.no_speech_prob,
                                         .temperature = row->attempt.temperature,
                                         .seek = row->seek, .tokens = copy,
                                         .token_count = segment->count};
@@ -474,7 +476,7 @@ static enum berth_code commit(struct berth_whisper_row *row, const struct berth_
                               const struct berth_align_span *spans, struct berth_err *err)
 {
     for (size_t s = 0; s < row->cut.segment_count; s++) {
-        struct berth_whisper_said *said = NULL;
+        struct berth_speech_said *said = NULL;
         bool added = add_said(row, &row->cut.segments[s], &said);
         if (added && said != NULL && words != NULL) {
             added = add_words(row, said, words + spans[s].word_first, spans[s].word_count);

@@ -18,6 +18,7 @@
 
 #include "base/mem.h"
 #include "engine/ort.h"
+#include "engine/speech.h"
 #include "engine/whisper/align.h"
 #include "engine/whisper/mel.h"
 #include "engine/whisper/tokens.h"
@@ -93,30 +94,6 @@ struct berth_whisper_alignment {
     double probabilities[BERTH_WHISPER_TOKENS_MAX];      /* of the text tokens */
 };
 
-struct berth_whisper_word {
-    const char *text; /* with its leading space */
-    size_t text_length;
-    double start_s;
-    double end_s;
-    double probability;
-};
-
-/* A segment that stands. All of it lives in the row's arena. */
-struct berth_whisper_said {
-    struct berth_whisper_said *next;
-    double start_s;
-    double end_s;
-    char *text;
-    size_t text_length;
-    struct berth_window_score score;
-    double temperature;
-    size_t seek;
-    const int32_t *tokens;
-    size_t token_count;
-    struct berth_whisper_word *words;
-    size_t word_count;
-};
-
 struct berth_whisper_row {
     enum berth_whisper_stage stage;
     const struct berth_whisper_base *base;
@@ -124,7 +101,7 @@ struct berth_whisper_row {
     uint64_t ticket;               /* order of those who wait for the encoder */
     uint32_t lane;
     struct berth_arena arena;
-    struct berth_audio audio;
+    struct berth_speech_audio audio;
     struct berth_whisper_wish wish;
     int32_t *context; /* tokens of the request's prompt; NULL once a window stands */
     size_t context_count;
@@ -139,9 +116,9 @@ struct berth_whisper_row {
     struct berth_window_score score;
     struct berth_window_cut cut;
     struct berth_whisper_alignment alignment;
-    struct berth_whisper_said *said; /* list */
-    struct berth_whisper_said *said_last;
-    struct berth_whisper_said *unsent;
+    struct berth_speech_said *said; /* list; all of it lives in the arena */
+    struct berth_speech_said *said_last;
+    struct berth_speech_said *unsent;
 };
 
 /* Reads the request. INVALID or UNSUPPORTED with the field; then there is nothing to finish. */

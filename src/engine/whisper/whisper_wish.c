@@ -10,42 +10,17 @@
 #define PROMPT_BYTES_MAX 8192 /* more than 223 tokens ever take of a prompt's end */
 #define PROMPT_TOKENS_MAX 223
 
-static enum berth_code read_audio(struct berth_whisper_row *row, struct berth_err *err);
 static enum berth_code read_language(struct berth_whisper_row *row, struct berth_err *err);
 static enum berth_code read_wish(struct berth_whisper_row *row, struct berth_err *err);
 static enum berth_code read_prompt(struct berth_whisper_row *row, struct berth_err *err);
 
 enum berth_code berth_whisper_row_read(struct berth_whisper_row *row, struct berth_err *err)
 {
-    BERTH_TRY(read_audio(row, err));
+    BERTH_TRY(berth_speech_audio_read(row->request, &row->audio, err));
+    row->content = berth_mel_content(row->audio.count);
     BERTH_TRY(read_language(row, err));
     BERTH_TRY(read_wish(row, err));
     return read_prompt(row, err);
-}
-
-static enum berth_code read_audio(struct berth_whisper_row *row, struct berth_err *err)
-{
-    const struct berth_request *request = row->request;
-    size_t count = 0;
-    if (request->input_count != 1 || request->inputs[0].dtype != BERTH_DTYPE_FP32 ||
-        !berth_tensor_elements(&request->inputs[0], &count)) {
-        return berth_fail_field(err, BERTH_INVALID, "inputs",
-                                "a transcription takes one input, audio, of FP32 samples");
-    }
-    const struct berth_tensor *tensor = &request->inputs[0];
-    for (uint8_t d = 0; d + 1 < tensor->rank; d++) {
-        if (tensor->dims[d] != 1) {
-            return berth_fail_field(err, BERTH_INVALID, "audio",
-                                    "one recording with one channel a request");
-        }
-    }
-    if (tensor->range.length != count * sizeof(float)) {
-        return berth_fail_field(err, BERTH_INVALID, "audio", "its bytes are not its shape's");
-    }
-    row->audio.samples = count == 0 ? NULL : berth_slabs_pointer(request->slabs, &tensor->range);
-    row->audio.count = count;
-    row->content = berth_mel_content(count);
-    return BERTH_OK;
 }
 
 static enum berth_code read_language(struct berth_whisper_row *row, struct berth_err *err)

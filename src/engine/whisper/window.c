@@ -6,7 +6,6 @@
  */
 #include "engine/whisper/window.h"
 
-#include <zlib.h>
 
 #include "base/mem.h"
 
@@ -85,17 +84,6 @@ void berth_window_split(const struct berth_whisper_config *config,
     struct berth_window_segment whole = {
         .start_s = offset_s, .end_s = offset_s + length_s, .first = 0, .count = count};
     add_segment(out, &whole);
-}
-
-double berth_window_compression(const char *text, size_t length)
-{
-    unsigned char packed[32768];
-    uLongf packed_length = sizeof(packed);
-    if (length == 0 || compressBound((uLong)length) > sizeof(packed) ||
-        compress(packed, &packed_length, (const Bytef *)text, (uLong)length) != Z_OK) {
-        return 0;
-    }
-    return (double)length / (double)packed_length;
 }
 
 bool berth_window_is_silent(const struct berth_window_score *score)

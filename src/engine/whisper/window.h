@@ -49,8 +49,6 @@ struct berth_window_score {
     double no_speech_prob;
 };
 
-/* Bytes of text by its zlib-compressed size; 0 for an empty text. */
-double berth_window_compression(const char *text, size_t length);
 bool berth_window_is_silent(const struct berth_window_score *score);
 bool berth_window_needs_retry(const struct berth_window_score *score);
 /* Too repetitive to be chosen when every temperature failed. */
