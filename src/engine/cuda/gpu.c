@@ -1,0 +1,70 @@
+/* gpu.c - see gpu.h.
+ *
+ * The program links CUDA's runtime statically and never libcuda: the runtime looks for the driver
+ * when it is first asked, so a machine without one gets a sentence and not a loader's message.
+ */
+#include "engine/cuda/gpu.h"
+
+#include <string.h>
+
+#define PREFIX "cuda:"
+#define DEVICES_MAX 1024
+
+enum berth_code berth_gpu_parse(const char *device, int *out, struct berth_err *err)
+{
+    size_t prefix = strlen(PREFIX);
+    int number = 0;
+    bool good = device != NULL && strncmp(device, PREFIX, prefix) == 0 && device[prefix] != '\0';
+    for (const char *at = good ? device + prefix : ""; *at != '\0' && good; at++) {
+        good = *at >= '0' && *at <= '9' && number < DEVICES_MAX;
+        number = good ? number * 10 + (*at - '0') : 0;
+    }
+    if (!good || number >= DEVICES_MAX) {
+        return berth_fail(err, BERTH_INVALID, "'%s' names no GPU; one is called cuda:0",
+                          device == NULL ? "" : device);
+    }
+    *out = number;
+    return BERTH_OK;
+}
+
+enum berth_code berth_gpu_use(int device, struct berth_err *err)
+{
+    int count = 0;
+    cudaError_t status = cudaGetDeviceCount(&count);
+    if (status == cudaErrorInsufficientDriver) {
+        int driver = 0;
+        (void)cudaDriverGetVersion(&driver);
+        (void)cudaGetLastError();
+        if (driver == 0) {
+            return berth_fail(err, BERTH_UNAVAILABLE,
+                              "no GPU here: NVIDIA's driver is not installed, or not for this "
+                              "process to see");
+        }
+        return berth_fail(err, BERTH_UNAVAILABLE,
+                          "NVIDIA's driver here is for CUDA %d.%d and older; this program needs one "
+                          "for CUDA %d", driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000);
+    }
+    if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) {
+        (void)cudaGetLastError();
+        return berth_fail(err, BERTH_UNAVAILABLE, "no GPU here: NVIDIA's driver shows none");
+    }
+    if (status != cudaSuccess) {
+        return berth_gpu_fail(err, status, "looking for GPUs");
+    }
+    if (device >= count) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no GPU cuda:%d here: there are %d", device,
+                          count);
+    }
+    status = cudaSetDevice(device);
+    if (status != cudaSuccess) {
+        return berth_gpu_fail(err, status, "taking the GPU");
+    }
+    return BERTH_OK;
+}
+
+enum berth_code berth_gpu_fail(struct berth_err *err, cudaError_t status, const char *doing)
+{
+    (void)cudaGetLastError(); /* one that is not sticky is told once */
+    return berth_fail(err, BERTH_UNAVAILABLE, "CUDA, %s: %s (%s)", doing,
+                      cudaGetErrorString(status), cudaGetErrorName(status));
+}

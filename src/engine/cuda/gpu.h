@@ -1,0 +1,30 @@
+/* gpu.h - which GPU a thread works on, and CUDA's errors as ours.
+ *
+ * Threads: any; what is current on a thread is that thread's own.
+ * Rules:   README.md here, C1 to C8.
+ * Not here: memory (vmm.h, span.h), kernels (parakeet/cuda/).
+ */
+#ifndef BERTH_GPU_H
+#define BERTH_GPU_H
+
+#include <cuda_runtime_api.h>
+
+#include "base/err.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* "cuda:N" as N; INVALID for anything else. Asks no driver. */
+enum berth_code berth_gpu_parse(const char *device, int *out, struct berth_err *err) BERTH_MUST_USE;
+/* Makes the GPU this thread's; the first call in a process makes its context (about 0.3 s).
+ * UNAVAILABLE, in a sentence for people, where there is no driver or no such GPU. */
+enum berth_code berth_gpu_use(int device, struct berth_err *err) BERTH_MUST_USE;
+/* Fills err with what was being done and CUDA's own name and text; UNAVAILABLE (C2). */
+enum berth_code berth_gpu_fail(struct berth_err *err, cudaError_t status, const char *doing);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
