@@ -30,7 +30,7 @@ enum berth_command {
     X(STRING, models, "models", BERTH_CMD_SERVE | BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS,         \
       "models", 0, 0, "folder of models in Triton's layout: NAME/1/model.onnx, ...")               \
     X(STRING, model, "model", BERTH_CMD_TRANSCRIBE | BERTH_CMD_BENCH, "whisper-tiny.en", 0, 0,     \
-      "model to use; berth models lists them")                                                     \
+      "model to use; berth models lists them. bench parakeet: its folder")                         \
     X(STRING, format, "format", BERTH_CMD_TRANSCRIBE, "text", 0, 0,                                \
       "text, json, verbose_json, srt or vtt")                                                      \
     X(STRING, language, "language", BERTH_CMD_TRANSCRIBE, "", 0, 0, "language spoken, as en")      \
@@ -95,9 +95,10 @@ enum berth_command {
       "after that: how long running requests may take to end")                                     \
     X(COUNT, cpu_workers, "cpu-workers", BERTH_SERVING, "0", 0, 1024,                              \
       "batches run at a time on the CPU; 0: one for each core")                                    \
-    X(COUNT, cpu_threads, "cpu-threads", BERTH_SERVING, "0", 0, 1024,                              \
+    X(COUNT, cpu_threads, "cpu-threads", BERTH_SERVING | BERTH_CMD_BENCH, "0", 0, 1024,            \
       "threads of the one pool that all models' operators share; 0: as --cpu-workers, but 1 "      \
-      "with one or two of them; transcribe takes one worker and all cores")                        \
+      "with one or two of them; transcribe takes one worker and all cores, bench parakeet all "     \
+      "cores")                                                                                     \
     X(COUNT, load_threads, "load-threads", BERTH_SERVING, "2", 1, 64, "models loaded at a time")   \
     X(BYTES, device_bytes_max, "device-bytes-max", BERTH_SERVING, "0", 0, 1e15,                    \
       "memory the loaded models may hold together; 0: three quarters of the machine's")            \
@@ -123,7 +124,25 @@ enum berth_command {
     X(TIME, warmup, "warmup", BERTH_CMD_BENCH, "1s", 0, 3600e9, "answers not counted at first")    \
     X(COUNT, pid, "pid", BERTH_CMD_BENCH, "0", 0, 4e6,                                             \
       "process of the server: its CPU time, with its children's, is printed")                      \
-    X(COUNT, seed, "seed", BERTH_CMD_BENCH, "1", 0, 1e15, "of the arrival times")                  \
+    X(COUNT, seed, "seed", BERTH_CMD_BENCH, "1", 0, 1e15,                                          \
+      "of the arrival times; with parakeet: of the clips and the random weights")                  \
+    X(STRING, random, "random", BERTH_CMD_BENCH, "", 0, 0,                                         \
+      "with parakeet: instead of --model, random weights in the shape of 0.6b or nano")            \
+    X(STRING, keep, "keep", BERTH_CMD_BENCH, "", 0, 0,                                             \
+      "with --random: folder to write that model to, and to leave there")                          \
+    X(STRING, device, "device", BERTH_CMD_BENCH, "cpu:0", 0, 0,                                    \
+      "with parakeet: cpu:0, or with berth-cuda cuda:0")                                           \
+    X(REAL, clip_seconds, "seconds", BERTH_CMD_BENCH, "10", 0.02, 600,                             \
+      "with parakeet and no files: length of the clips")                                           \
+    X(STRING, rows, "rows", BERTH_CMD_BENCH, "1,16,64", 0, 0,                                      \
+      "with parakeet: clips at a time, one measurement each")                                      \
+    X(COUNT, runs, "runs", BERTH_CMD_BENCH, "50", 1, 10000,                                        \
+      "with parakeet: timed runs of each measurement")                                             \
+    X(STRING, stages, "stages", BERTH_CMD_BENCH, "encoder,encoded,tokens,products", 0, 0,          \
+      "with parakeet: what to time: encoder (features to encoder output), encoded (PCM to that), " \
+      "tokens (PCM to tokens), products (the encoder's matrix products alone)")                    \
+    X(STRING, dump, "dump", BERTH_CMD_BENCH, "", 0, 0,                                             \
+      "with parakeet: folder for what went into each bucket and what came out")                    \
     X(STRING, log_level, "log-level", BERTH_CMD_ALL, "info", 0, 0, "error, warn, info or debug")   \
     X(FLAG, json, "json", BERTH_CMD_MODELS | BERTH_CMD_DOCTOR | BERTH_CMD_BENCH, "false", 0, 0,    \
       "print JSON")
