@@ -1,10 +1,10 @@
 /* remap.cu - addresses outlive memory: shows on a card that a CUDA graph survives a remap.
  *
  * A stack of layers (norm and two cuBLASLt products, as a speech encoder has) is captured once over
- * weights in a reserved range. Then the range's memory is given back, other memory taken and filled,
- * new memory mapped at the same addresses and weights loaded anew; the same graph, launched as it
- * is, must answer bit for bit as a fresh capture over plain cudaMalloc memory does. Other claims
- * beside it: memory is really given back, another process reads the memory through a descriptor and
+ * weights in a reserved range. Then the range's memory is given back, other memory taken and
+ * filled, new memory mapped at the same addresses and weights loaded anew; the same graph, launched
+ * as it is, must answer bit for bit as a fresh capture over plain cudaMalloc memory does. Other
+ * claims beside it: memory is really given back, another process reads the memory through a descriptor and
  * cannot write it, and a launch over unmapped memory faults only the process that does it.
  *
  * usage: remap [--layers N] [--rounds N] [--skip-faults]      (72 layers: 1.1 GiB)
@@ -511,7 +511,8 @@ static void test_rounds(const struct settings *settings, const struct plan *plan
     }
     char text[160];
     snprintf(text, sizeof(text),
-             "%d of %d remaps: the same graph answers bit for bit as a fresh run with those weights",
+             "%d of %d remaps: the same graph answers bit for bit as a fresh run with the same "
+             "weights",
              good, settings->rounds);
     claim(good == settings->rounds, text);
     double launch[32];
@@ -523,8 +524,8 @@ static void test_rounds(const struct settings *settings, const struct plan *plan
     }
     int n = settings->rounds;
     double unmap = median(times.unmap, n), map = median(times.map, n), copy = median(times.load, n);
-    printf("      %zu MiB, medians of %d: unmap and free %.3f ms, take and map %.3f ms, reload from "
-           "pinned memory %.2f ms (%.1f GB/s), together %.2f ms; graph %.3f ms\n",
+    printf("      %zu MiB, medians of %d: unmap and free %.3f ms, take and map %.3f ms, reload "
+           "from pinned memory %.2f ms (%.1f GB/s), together %.2f ms; graph %.3f ms\n",
            plan->bytes >> 20, n, unmap, map, copy, (double)plan->bytes / copy * 1e-6,
            unmap + map + copy, median(launch, 32));
     CUDA(cudaGraphExecDestroy(exec));

@@ -36,8 +36,8 @@ void berth_vmm_finish(struct berth_vmm *range);
 /* Takes physical memory, contents undefined, and maps it. TOO_LARGE when the device never has so
  * much, UNAVAILABLE when it has not now. */
 enum berth_code berth_vmm_map(struct berth_vmm *range, struct berth_err *err) BERTH_MUST_USE;
-/* Gives the physical memory back and keeps the addresses; all work that reads it is over. While an
- * exported descriptor or another process' mapping lives, CUDA keeps the memory all the same (C5). */
+/* Gives the physical memory back and keeps the addresses; all work that reads it is over. While
+ * an exported descriptor or another process' mapping lives, CUDA keeps the memory (C5). */
 enum berth_code berth_vmm_unmap(struct berth_vmm *range, struct berth_err *err) BERTH_MUST_USE;
 /* A descriptor of the mapped memory, closed on exec; the caller owns it. */
 enum berth_code berth_vmm_export(const struct berth_vmm *range, int *fd,
