@@ -107,8 +107,9 @@ static void answer_part(struct berth_call *call, struct berth_part *part)
     }
     berth_buf_puts(&text, "\"model_name\":");
     berth_buf_json_string(&text, call->model->name, strlen(call->model->name));
-    berth_buf_printf(&text, ",\"model_version\":\"%llu\",\"outputs\":[",
-                     (unsigned long long)call->model->version);
+    berth_buf_puts(&text, ",\"model_version\":\"");
+    berth_buf_put_u64(&text, call->model->version);
+    berth_buf_puts(&text, "\",\"outputs\":[");
     if (part->tensor_count > BERTH_KSERVE_IO_MAX) {
         berth_fail(&err, BERTH_UNSUPPORTED, "the model has more than %d outputs",
                    BERTH_KSERVE_IO_MAX);

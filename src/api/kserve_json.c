@@ -5,7 +5,6 @@
  */
 #include "api/kserve_json.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,22 +21,24 @@ struct reader {
     size_t *count; /* elements so far */
 };
 
-static enum berth_code read_item(json_t *item, enum berth_dtype dtype, struct berth_buf *out,
-                                 struct berth_err *err);
-static enum berth_code read_number(json_t *item, enum berth_dtype dtype, struct berth_buf *out,
-                                   struct berth_err *err);
-static enum berth_code read_level(const struct reader *reader, json_t *items, int depth,
-                                  struct berth_err *err);
+static enum berth_code read_item(const struct berth_json_value *item, enum berth_dtype dtype,
+                                 struct berth_buf *out, struct berth_err *err);
+static enum berth_code read_number(const struct berth_json_value *item, enum berth_dtype dtype,
+                                   struct berth_buf *out, struct berth_err *err);
+static enum berth_code read_real(const struct berth_json_value *item, enum berth_dtype dtype,
+                                 struct berth_buf *out, struct berth_err *err);
+static enum berth_code read_level(const struct reader *reader, const struct berth_json_value *items,
+                                  int depth, struct berth_err *err);
 static void put_data(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes,
                      size_t length_max);
 static void put_element(struct berth_buf *out, enum berth_dtype dtype, const unsigned char *at);
-static void put_strings(struct berth_buf *out, const struct berth_tensor *tensor,
-                        const void *bytes, size_t length_max);
+static void put_strings(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes,
+                        size_t length_max);
 
-enum berth_code berth_kserve_read_data(json_t *items, enum berth_dtype dtype, struct berth_buf *out,
-                                       size_t *count, struct berth_err *err)
+enum berth_code berth_kserve_read_data(const struct berth_json_value *items, enum berth_dtype dtype,
+                                       struct berth_buf *out, size_t *count, struct berth_err *err)
 {
-    berth_buf_reserve(out, json_array_size(items) * (berth_dtype_bytes(dtype) + 1));
+    berth_buf_reserve(out, berth_json_count(items) * (berth_dtype_bytes(dtype) + 1));
     struct reader reader = {.dtype = dtype, .out = out, .count = count};
     return read_level(&reader, items, 0, err);
 }
@@ -74,14 +75,18 @@ void berth_kserve_put_tensor(struct berth_buf *out, const struct berth_tensor *t
 {
     berth_buf_puts(out, "{\"name\":");
     berth_buf_json_string(out, tensor->name, strlen(tensor->name));
-    berth_buf_printf(out, ",\"datatype\":\"%s\",\"shape\":[", berth_dtype_name(tensor->dtype));
+    berth_buf_puts(out, ",\"datatype\":\"");
+    berth_buf_puts(out, berth_dtype_name(tensor->dtype));
+    berth_buf_puts(out, "\",\"shape\":[");
     for (size_t i = 0; i < tensor->rank; i++) {
-        berth_buf_printf(out, "%s%" PRId64, i == 0 ? "" : ",", tensor->dims[i]);
+        berth_buf_puts(out, i == 0 ? "" : ",");
+        berth_buf_put_i64(out, tensor->dims[i]);
     }
     berth_buf_puts(out, "]");
     if (binary) {
-        berth_buf_printf(out, ",\"parameters\":{\"binary_data_size\":%" PRIu64 "}}",
-                         tensor->range.length);
+        berth_buf_puts(out, ",\"parameters\":{\"binary_data_size\":");
+        berth_buf_put_u64(out, tensor->range.length);
+        berth_buf_puts(out, "}}");
         return;
     }
     berth_buf_puts(out, ",\"data\":[");
@@ -138,18 +143,19 @@ void berth_kserve_put_double(struct berth_buf *out, double value)
     }
 }
 
-static enum berth_code read_level(const struct reader *reader, json_t *items, int depth,
-                                  struct berth_err *err)
+static enum berth_code read_level(const struct reader *reader, const struct berth_json_value *items,
+                                  int depth, struct berth_err *err)
 {
     if (depth > DEPTH_MAX) {
         return berth_fail_field(err, BERTH_INVALID, "data", "data is nested too deep");
     }
-    for (size_t i = 0; i < json_array_size(items); i++) {
-        json_t *item = json_array_get(items, i);
-        if (json_is_array(item)) {
-            BERTH_TRY(read_level(reader, item, depth + 1, err));
+    struct berth_json_value item;
+    struct berth_json_walk walk = berth_json_walk(items);
+    while (berth_json_next(&walk, NULL, &item)) {
+        if (item.kind == BERTH_JSON_ARRAY) {
+            BERTH_TRY(read_level(reader, &item, depth + 1, err));
         } else {
-            BERTH_TRY(read_item(item, reader->dtype, reader->out, err));
+            BERTH_TRY(read_item(&item, reader->dtype, reader->out, err));
             (*reader->count)++;
         }
     }
@@ -162,68 +168,70 @@ static enum berth_code unparsed(const char *what, struct berth_err *err)
                             "Unable to parse 'data': attempt to access JSON %s", what);
 }
 
-static enum berth_code read_item(json_t *item, enum berth_dtype dtype, struct berth_buf *out,
-                                 struct berth_err *err)
+static enum berth_code read_item(const struct berth_json_value *item, enum berth_dtype dtype,
+                                 struct berth_buf *out, struct berth_err *err)
 {
     if (dtype == BERTH_DTYPE_BOOL) {
-        if (!json_is_boolean(item) && !json_is_integer(item)) {
+        uint64_t integer = item->kind == BERTH_JSON_TRUE;
+        if (item->kind != BERTH_JSON_TRUE && item->kind != BERTH_JSON_FALSE &&
+            !berth_json_uint64(item, &integer)) {
             return unparsed("non-boolean as boolean", err);
         }
-        unsigned char value = json_is_true(item) || json_integer_value(item) != 0;
+        unsigned char value = integer != 0;
         berth_buf_append(out, &value, 1);
         return BERTH_OK;
     }
     if (dtype == BERTH_DTYPE_BYTES) {
-        if (!json_is_string(item)) {
+        if (item->kind != BERTH_JSON_STRING) {
             return unparsed("non-string as string", err);
         }
-        uint32_t length = (uint32_t)json_string_length(item);
+        uint32_t length = (uint32_t)berth_json_string_length(item);
         berth_buf_append(out, &length, sizeof(length));
-        berth_buf_append(out, json_string_value(item), length);
+        berth_buf_reserve(out, length);
+        if (berth_buf_ok(out)) {
+            berth_json_string_copy(item, out->bytes + out->length);
+            out->length += length;
+            out->bytes[out->length] = '\0';
+        }
         return BERTH_OK;
     }
     return read_number(item, dtype, out, err);
 }
 
-/* An integer that does not fit its type is refused: it would be answered for another number. */
-static enum berth_code read_number(json_t *item, enum berth_dtype dtype, struct berth_buf *out,
-                                   struct berth_err *err)
+/* A number that does not fit its type is refused: it would be answered for another number. */
+static enum berth_code read_number(const struct berth_json_value *item, enum berth_dtype dtype,
+                                   struct berth_buf *out, struct berth_err *err)
 {
     if (dtype == BERTH_DTYPE_FP32 || dtype == BERTH_DTYPE_FP64) {
-        if (!json_is_number(item)) {
-            return unparsed("non-number as double", err);
-        }
-        double value = json_number_value(item);
-        float narrow = (float)value;
-        if (dtype == BERTH_DTYPE_FP32) {
-            berth_buf_append(out, &narrow, sizeof(narrow));
-        } else {
-            berth_buf_append(out, &value, sizeof(value));
-        }
-        return BERTH_OK;
+        return read_real(item, dtype, out, err);
     }
-    if (!json_is_integer(item)) {
+    if (item->kind != BERTH_JSON_INTEGER) {
         return unparsed("non-integer as integer", err);
     }
     static const struct {
         enum berth_dtype dtype;
         int64_t min;
-        int64_t max;
+        uint64_t max;
     } bounds[] = {
-        {BERTH_DTYPE_INT8, INT8_MIN, INT8_MAX},   {BERTH_DTYPE_INT16, INT16_MIN, INT16_MAX},
+        {BERTH_DTYPE_INT8, INT8_MIN, INT8_MAX},    {BERTH_DTYPE_INT16, INT16_MIN, INT16_MAX},
         {BERTH_DTYPE_INT32, INT32_MIN, INT32_MAX}, {BERTH_DTYPE_INT64, INT64_MIN, INT64_MAX},
-        {BERTH_DTYPE_UINT8, 0, UINT8_MAX},        {BERTH_DTYPE_UINT16, 0, UINT16_MAX},
-        {BERTH_DTYPE_UINT32, 0, UINT32_MAX},      {BERTH_DTYPE_UINT64, 0, INT64_MAX},
+        {BERTH_DTYPE_UINT8, 0, UINT8_MAX},         {BERTH_DTYPE_UINT16, 0, UINT16_MAX},
+        {BERTH_DTYPE_UINT32, 0, UINT32_MAX},       {BERTH_DTYPE_UINT64, 0, UINT64_MAX},
     };
-    int64_t value = json_integer_value(item);
     for (size_t i = 0; i < sizeof(bounds) / sizeof(bounds[0]); i++) {
         if (bounds[i].dtype != dtype) {
             continue;
         }
-        if (value < bounds[i].min || value > bounds[i].max) {
-            return berth_fail_field(err, BERTH_INVALID, "data", "%" PRId64 " does not fit %s",
-                                    value, berth_dtype_name(dtype));
+        int64_t below = 0;
+        uint64_t value = 0;
+        bool fits = berth_json_uint64(item, &value)
+                        ? value <= bounds[i].max
+                        : berth_json_int64(item, &below) && below >= bounds[i].min;
+        if (!fits) {
+            return berth_fail_field(err, BERTH_INVALID, "data", "%.*s does not fit %s",
+                                    (int)item->length, item->at, berth_dtype_name(dtype));
         }
+        value = below < 0 ? (uint64_t)below : value;
         berth_buf_append(out, &value, berth_dtype_bytes(dtype)); /* little-endian, as the wire */
         return BERTH_OK;
     }
@@ -231,13 +239,34 @@ static enum berth_code read_number(json_t *item, enum berth_dtype dtype, struct 
                             berth_dtype_name(dtype));
 }
 
+static enum berth_code read_real(const struct berth_json_value *item, enum berth_dtype dtype,
+                                 struct berth_buf *out, struct berth_err *err)
+{
+    double value;
+    if (item->kind != BERTH_JSON_INTEGER && item->kind != BERTH_JSON_REAL) {
+        return unparsed("non-number as double", err);
+    }
+    bool fits = berth_json_double(item, &value);
+    float narrow = fits ? (float)value : 0;
+    if (!fits || (dtype == BERTH_DTYPE_FP32 && !isfinite(narrow))) {
+        return berth_fail_field(err, BERTH_INVALID, "data", "%.*s does not fit %s",
+                                (int)item->length, item->at, berth_dtype_name(dtype));
+    }
+    if (dtype == BERTH_DTYPE_FP32) {
+        berth_buf_append(out, &narrow, sizeof(narrow));
+    } else {
+        berth_buf_append(out, &value, sizeof(value));
+    }
+    return BERTH_OK;
+}
+
 static void put_data(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes,
                      size_t length_max)
 {
     size_t step = berth_dtype_bytes(tensor->dtype);
     const unsigned char *at = bytes;
-    for (uint64_t i = 0; i + step <= tensor->range.length && berth_buf_ok(out) &&
-                         out->length <= length_max;
+    for (uint64_t i = 0;
+         i + step <= tensor->range.length && berth_buf_ok(out) && out->length <= length_max;
          i += step) {
         if (i > 0) {
             berth_buf_append(out, ",", 1);
@@ -246,11 +275,11 @@ static void put_data(struct berth_buf *out, const struct berth_tensor *tensor, c
     }
 }
 
-#define PUT_AS(type, format)                                                                       \
-    do {                                                                                           \
-        type value;                                                                                \
-        memcpy(&value, at, sizeof(value));                                                         \
-        berth_buf_printf(out, format, value);                                                      \
+#define PUT_AS(type, put)                  \
+    do {                                   \
+        type value;                        \
+        memcpy(&value, at, sizeof(value)); \
+        put(out, value);                   \
     } while (0)
 
 static void put_element(struct berth_buf *out, enum berth_dtype dtype, const unsigned char *at)
@@ -259,14 +288,14 @@ static void put_element(struct berth_buf *out, enum berth_dtype dtype, const uns
     double real;
     switch (dtype) {
     case BERTH_DTYPE_BOOL: berth_buf_puts(out, *at != 0 ? "true" : "false"); break;
-    case BERTH_DTYPE_UINT8: berth_buf_printf(out, "%u", *at); break;
-    case BERTH_DTYPE_INT8: berth_buf_printf(out, "%d", (int)(int8_t)*at); break;
-    case BERTH_DTYPE_UINT16: PUT_AS(uint16_t, "%" PRIu16); break;
-    case BERTH_DTYPE_INT16: PUT_AS(int16_t, "%" PRId16); break;
-    case BERTH_DTYPE_UINT32: PUT_AS(uint32_t, "%" PRIu32); break;
-    case BERTH_DTYPE_INT32: PUT_AS(int32_t, "%" PRId32); break;
-    case BERTH_DTYPE_UINT64: PUT_AS(uint64_t, "%" PRIu64); break;
-    case BERTH_DTYPE_INT64: PUT_AS(int64_t, "%" PRId64); break;
+    case BERTH_DTYPE_UINT8: berth_buf_put_u64(out, *at); break;
+    case BERTH_DTYPE_INT8: berth_buf_put_i64(out, (int8_t)*at); break;
+    case BERTH_DTYPE_UINT16: PUT_AS(uint16_t, berth_buf_put_u64); break;
+    case BERTH_DTYPE_INT16: PUT_AS(int16_t, berth_buf_put_i64); break;
+    case BERTH_DTYPE_UINT32: PUT_AS(uint32_t, berth_buf_put_u64); break;
+    case BERTH_DTYPE_INT32: PUT_AS(int32_t, berth_buf_put_i64); break;
+    case BERTH_DTYPE_UINT64: PUT_AS(uint64_t, berth_buf_put_u64); break;
+    case BERTH_DTYPE_INT64: PUT_AS(int64_t, berth_buf_put_i64); break;
     case BERTH_DTYPE_FP32:
         memcpy(&single, at, sizeof(single));
         berth_kserve_put_double(out, single);
@@ -279,8 +308,8 @@ static void put_element(struct berth_buf *out, enum berth_dtype dtype, const uns
     }
 }
 
-static void put_strings(struct berth_buf *out, const struct berth_tensor *tensor,
-                        const void *bytes, size_t length_max)
+static void put_strings(struct berth_buf *out, const struct berth_tensor *tensor, const void *bytes,
+                        size_t length_max)
 {
     const unsigned char *at = bytes;
     const unsigned char *end = at == NULL ? NULL : at + tensor->range.length;

@@ -2,18 +2,19 @@
 #ifndef BERTH_KSERVE_JSON_H
 #define BERTH_KSERVE_JSON_H
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
 #include "base/buf.h"
 #include "base/err.h"
+#include "base/json_text.h"
 #include "base/slab.h"
 #include "request/request.h"
 
 /* Reads "data", flat or nested, into the bytes of a tensor of that type. */
-enum berth_code berth_kserve_read_data(json_t *items, enum berth_dtype dtype, struct berth_buf *out,
-                                       size_t *count, struct berth_err *err) BERTH_MUST_USE;
+enum berth_code berth_kserve_read_data(const struct berth_json_value *items, enum berth_dtype dtype,
+                                       struct berth_buf *out, size_t *count,
+                                       struct berth_err *err) BERTH_MUST_USE;
 /* Can it be told in JSON? FP16 and BF16 have no form there, and strings must be UTF-8. INVALID
  * names the output. */
 enum berth_code berth_kserve_check_json(const struct berth_tensor *tensor,

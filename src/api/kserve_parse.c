@@ -7,13 +7,12 @@
  */
 #include "api/kserve_parse.h"
 
-#include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/kserve_json.h"
 #include "base/clock.h"
-#include "base/json.h"
+#include "base/json_text.h"
 #include "model/check.h"
 
 #define TIMEOUT_US_MAX INT64_C(86400000000) /* a day */
@@ -21,25 +20,35 @@
 static enum berth_code header_length(struct berth_kserve_form *form, size_t body_bytes,
                                      size_t *json_bytes, bool *raw, struct berth_err *err);
 static enum berth_code parse_raw(struct berth_kserve_form *form, struct berth_err *err);
-static enum berth_code parse_json(struct berth_kserve_form *form, json_t *root, size_t json_bytes,
+static enum berth_code parse_json(struct berth_kserve_form *form,
+                                  const struct berth_json_value *root, size_t json_bytes,
                                   struct berth_err *err);
-static enum berth_code parse_parameters(struct berth_kserve_form *form, json_t *parameters,
+static enum berth_code parse_parameters(struct berth_kserve_form *form,
+                                        const struct berth_json_value *parameters,
                                         struct berth_err *err);
 static enum berth_code parse_parameter(struct berth_kserve_form *form, const char *key,
-                                       json_t *value, struct berth_err *err);
-static enum berth_code parse_inputs(struct berth_kserve_form *form, json_t *inputs,
-                                    size_t json_bytes, struct berth_err *err);
-static enum berth_code parse_input(struct berth_kserve_form *form, json_t *item,
-                                   struct berth_tensor *tensor, size_t *at, struct berth_err *err);
-static enum berth_code parse_shape(json_t *shape, struct berth_tensor *tensor,
-                                   struct berth_err *err);
-static enum berth_code input_binary(struct berth_kserve_form *form, json_t *size,
+                                       const struct berth_json_value *value, struct berth_err *err);
+static enum berth_code parse_inputs(struct berth_kserve_form *form,
+                                    const struct berth_json_value *inputs, size_t json_bytes,
+                                    struct berth_err *err);
+static enum berth_code parse_input(struct berth_kserve_form *form,
+                                   const struct berth_json_value *item, struct berth_tensor *tensor,
+                                   size_t *at, struct berth_err *err);
+/* A string into the request's arena. Only elements of BYTES tensors may hold NULs: what is a C
+ * string here would be cut. */
+static enum berth_code take_text(struct berth_kserve_form *form,
+                                 const struct berth_json_value *value, const char *key,
+                                 const char **out, struct berth_err *err);
+static enum berth_code parse_shape(const struct berth_json_value *shape,
+                                   struct berth_tensor *tensor, struct berth_err *err);
+static enum berth_code input_binary(struct berth_kserve_form *form,
+                                    const struct berth_json_value *size,
                                     struct berth_tensor *tensor, size_t *at, struct berth_err *err);
-static enum berth_code input_data(struct berth_kserve_form *form, json_t *items,
-                                  struct berth_tensor *tensor, struct berth_err *err);
-static enum berth_code parse_outputs(struct berth_kserve_form *form, json_t *outputs,
-                                     struct berth_err *err);
-static enum berth_code check_text(json_t *string, const char *key, struct berth_err *err);
+static enum berth_code input_data(struct berth_kserve_form *form,
+                                  const struct berth_json_value *items, struct berth_tensor *tensor,
+                                  struct berth_err *err);
+static enum berth_code parse_outputs(struct berth_kserve_form *form,
+                                     const struct berth_json_value *outputs, struct berth_err *err);
 
 enum berth_code berth_kserve_parse(struct berth_kserve_form *form, struct berth_err *err)
 {
@@ -57,21 +66,17 @@ enum berth_code berth_kserve_parse(struct berth_kserve_form *form, struct berth_
                                 "JSON of %zu bytes; send large tensors by the binary extension",
                                 json_bytes);
     }
-    json_error_t json_err;
+    struct berth_json_value root;
+    const char *what = NULL;
+    size_t position = 0;
     const char *text = berth_slabs_pointer(request->slabs, &request->body);
-    json_t *root = NULL;
-    enum berth_code code = berth_json_read(text, json_bytes, JSON_ALLOW_NUL, &root, &json_err);
-    if (code == BERTH_UNAVAILABLE) {
-        return berth_fail(err, code, "no memory for the request");
-    }
-    if (code != BERTH_OK) {
+    if (berth_json_check(text, json_bytes, &root, &what, &position) != BERTH_OK) {
         return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
-                                "failed to parse the request JSON buffer: %s. at %d", json_err.text,
-                                json_err.position);
+                                "failed to parse the request JSON buffer: %s. at %zu", what,
+                                position);
     }
-    code = parse_json(form, root, json_bytes, err);
-    json_decref(root);
-    return code == BERTH_OK ? berth_model_check(form->spec, request, err) : code;
+    BERTH_TRY(parse_json(form, &root, json_bytes, err));
+    return berth_model_check(form->spec, request, err);
 }
 
 /* Where the JSON ends. A value that is no number reads as 0, as in Triton: raw bytes only. */
@@ -143,127 +148,130 @@ static enum berth_code parse_raw(struct berth_kserve_form *form, struct berth_er
     return BERTH_OK;
 }
 
-static enum berth_code parse_json(struct berth_kserve_form *form, json_t *root, size_t json_bytes,
+static enum berth_code parse_json(struct berth_kserve_form *form,
+                                  const struct berth_json_value *root, size_t json_bytes,
                                   struct berth_err *err)
 {
-    struct berth_request *request = form->request;
-    if (!json_is_object(root)) {
+    enum { ID, PARAMETERS, INPUTS, OUTPUTS, COUNT };
+    static const char *const names[COUNT] = {"id", "parameters", "inputs", "outputs"};
+    struct berth_json_value members[COUNT];
+    if (root->kind != BERTH_JSON_OBJECT) {
         return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
                                 "failed to parse the request JSON buffer: not an object. at 0");
     }
-    json_t *id = json_object_get(root, "id");
-    if (id != NULL) {
-        if (!json_is_string(id)) {
-            return berth_fail_field(
-                err, BERTH_INVALID, berth_kserve_unparsed,
-                "Unable to parse 'id': attempt to access JSON non-string as string");
-        }
-        BERTH_TRY(check_text(id, "id", err));
-        request->id_client = berth_arena_strdup(&request->arena, json_string_value(id));
-        if (request->id_client == NULL) {
-            return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
-        }
+    berth_json_members(root, names, COUNT, members);
+    if (members[ID].kind != BERTH_JSON_NONE) {
+        BERTH_TRY(take_text(form, &members[ID], "id", &form->request->id_client, err));
     }
-    BERTH_TRY(parse_parameters(form, json_object_get(root, "parameters"), err));
-    json_t *inputs = json_object_get(root, "inputs");
-    if (inputs == NULL) {
+    BERTH_TRY(parse_parameters(form, &members[PARAMETERS], err));
+    if (members[INPUTS].kind == BERTH_JSON_NONE) {
         return berth_fail_field(
             err, BERTH_INVALID, berth_kserve_unparsed,
             "Unable to parse 'inputs': attempt to access non-existing object member 'inputs'");
     }
-    if (!json_is_array(inputs)) {
+    if (members[INPUTS].kind != BERTH_JSON_ARRAY) {
         return berth_fail_field(
             err, BERTH_INVALID, berth_kserve_unparsed,
             "Unable to parse 'inputs': attempt to access JSON non-array as array");
     }
-    BERTH_TRY(parse_inputs(form, inputs, json_bytes, err));
-    return parse_outputs(form, json_object_get(root, "outputs"), err);
+    BERTH_TRY(parse_inputs(form, &members[INPUTS], json_bytes, err));
+    return parse_outputs(form, &members[OUTPUTS], err);
 }
 
-static enum berth_code parse_parameters(struct berth_kserve_form *form, json_t *parameters,
+static enum berth_code parse_parameters(struct berth_kserve_form *form,
+                                        const struct berth_json_value *parameters,
                                         struct berth_err *err)
 {
     struct berth_request *request = form->request;
-    if (parameters == NULL) {
+    struct berth_json_value key, value;
+    if (parameters->kind == BERTH_JSON_NONE) {
         return BERTH_OK;
     }
-    if (!json_is_object(parameters)) {
+    if (parameters->kind != BERTH_JSON_OBJECT) {
         return berth_fail_field(
             err, BERTH_INVALID, berth_kserve_unparsed,
             "Unable to parse 'parameters': attempt to access JSON non-object as object");
     }
-    size_t count = json_object_size(parameters);
+    size_t count = berth_json_count(parameters);
     request->params.items = berth_arena_alloc(&request->arena,
                                               (count + 1) * sizeof(struct berth_param));
     if (request->params.items == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
     }
-    const char *key;
-    json_t *value;
-    json_object_foreach(parameters, key, value)
-    {
-        BERTH_TRY(parse_parameter(form, key, value, err));
+    struct berth_json_walk walk = berth_json_walk(parameters);
+    while (berth_json_next(&walk, &key, &value)) {
+        const char *name;
+        BERTH_TRY(take_text(form, &key, "parameters", &name, err));
+        BERTH_TRY(parse_parameter(form, name, &value, err));
     }
     return BERTH_OK;
 }
 
+/* A parameter named twice: the last one counts, as everywhere. */
+static struct berth_param *param_named(struct berth_request *request, const char *name)
+{
+    for (size_t i = 0; i < request->params.count; i++) {
+        if (strcmp(request->params.items[i].name, name) == 0) {
+            return &request->params.items[i];
+        }
+    }
+    return &request->params.items[request->params.count++];
+}
+
 static enum berth_code parse_parameter(struct berth_kserve_form *form, const char *key,
-                                       json_t *value, struct berth_err *err)
+                                       const struct berth_json_value *value, struct berth_err *err)
 {
     struct berth_request *request = form->request;
+    int64_t integer = 0;
+    bool is_integer = berth_json_int64(value, &integer);
     if (strncmp(key, "triton_", 7) == 0) {
         return berth_fail_field(err, BERTH_INVALID, "parameters",
                                 "parameter keys starting with 'triton_' are reserved for Triton "
                                 "usage and should not be specified.");
     }
     if (strcmp(key, "binary_data_output") == 0) {
-        form->binary_all = json_is_true(value);
+        form->binary_all = value->kind == BERTH_JSON_TRUE;
         return BERTH_OK;
     }
-    if (strcmp(key, "priority") == 0 && json_is_integer(value) && json_integer_value(value) >= 0) {
-        request->priority = (uint64_t)json_integer_value(value);
+    if (strcmp(key, "priority") == 0 && is_integer && integer >= 0) {
+        request->priority = (uint64_t)integer;
         return BERTH_OK;
     }
-    if (strcmp(key, "timeout") == 0 && json_is_integer(value)) {
-        int64_t us = json_integer_value(value);
-        if (us > 0) { /* 0: none, as in Triton */
-            us = us < TIMEOUT_US_MAX ? us : TIMEOUT_US_MAX;
+    if (strcmp(key, "timeout") == 0 && is_integer) {
+        if (integer > 0) { /* 0: none, as in Triton */
+            int64_t us = integer < TIMEOUT_US_MAX ? integer : TIMEOUT_US_MAX;
             request->t_deadline_ns = request->stamps.t_head_ns + (uint64_t)us * BERTH_NS_PER_US;
             request->timeout_named = true;
         }
         return BERTH_OK;
     }
-    struct berth_param *param = &request->params.items[request->params.count];
-    param->name = berth_arena_strdup(&request->arena, key);
-    if (json_is_boolean(value)) {
-        param->kind = BERTH_PARAM_BOOL;
-        param->value.boolean = json_is_true(value);
-    } else if (json_is_integer(value)) {
-        param->kind = BERTH_PARAM_INT;
-        param->value.integer = json_integer_value(value);
-    } else if (json_is_real(value)) {
-        param->kind = BERTH_PARAM_REAL;
-        param->value.real = json_real_value(value);
-    } else if (json_is_string(value)) {
-        BERTH_TRY(check_text(value, "parameters", err));
-        param->kind = BERTH_PARAM_STRING;
-        param->value.string = berth_arena_strdup(&request->arena, json_string_value(value));
+    struct berth_param param = {.name = key};
+    if (value->kind == BERTH_JSON_TRUE || value->kind == BERTH_JSON_FALSE) {
+        param.kind = BERTH_PARAM_BOOL;
+        param.value.boolean = value->kind == BERTH_JSON_TRUE;
+    } else if (is_integer) {
+        param.kind = BERTH_PARAM_INT;
+        param.value.integer = integer;
+    } else if (berth_json_double(value, &param.value.real)) {
+        param.kind = BERTH_PARAM_REAL;
+    } else if (value->kind == BERTH_JSON_STRING) {
+        param.kind = BERTH_PARAM_STRING;
+        BERTH_TRY(take_text(form, value, "parameters", &param.value.string, err));
     } else {
         return berth_fail_field(err, BERTH_INVALID, "parameters",
                                 "parameter '%s' must be a string, a number or a boolean", key);
     }
-    if (param->name == NULL || (param->kind == BERTH_PARAM_STRING && param->value.string == NULL)) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
-    }
-    request->params.count++;
+    *param_named(request, key) = param;
     return BERTH_OK;
 }
 
-static enum berth_code parse_inputs(struct berth_kserve_form *form, json_t *inputs,
-                                    size_t json_bytes, struct berth_err *err)
+static enum berth_code parse_inputs(struct berth_kserve_form *form,
+                                    const struct berth_json_value *inputs, size_t json_bytes,
+                                    struct berth_err *err)
 {
     struct berth_request *request = form->request;
-    size_t count = json_array_size(inputs);
+    struct berth_json_value item;
+    size_t count = berth_json_count(inputs);
     if (count > BERTH_KSERVE_IO_MAX) {
         return berth_fail_field(err, BERTH_INVALID, "inputs", "more than %d inputs",
                                 BERTH_KSERVE_IO_MAX);
@@ -273,8 +281,9 @@ static enum berth_code parse_inputs(struct berth_kserve_form *form, json_t *inpu
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
     }
     size_t at = json_bytes;
-    for (size_t i = 0; i < count; i++) {
-        BERTH_TRY(parse_input(form, json_array_get(inputs, i), &request->inputs[i], &at, err));
+    struct berth_json_walk walk = berth_json_walk(inputs);
+    while (berth_json_next(&walk, NULL, &item)) {
+        BERTH_TRY(parse_input(form, &item, &request->inputs[request->input_count], &at, err));
         request->input_count++;
     }
     if (at != request->body.length) {
@@ -285,57 +294,55 @@ static enum berth_code parse_inputs(struct berth_kserve_form *form, json_t *inpu
     return BERTH_OK;
 }
 
-static enum berth_code member_string(json_t *item, const char *key, const char **out,
-                                     struct berth_err *err)
+static enum berth_code take_text(struct berth_kserve_form *form,
+                                 const struct berth_json_value *value, const char *key,
+                                 const char **out, struct berth_err *err)
 {
-    json_t *value = json_object_get(item, key);
-    if (value == NULL) {
+    if (value->kind == BERTH_JSON_NONE) {
         return berth_fail_field(
             err, BERTH_INVALID, berth_kserve_unparsed,
             "Unable to parse '%s': attempt to access non-existing object member '%s'", key, key);
     }
-    if (!json_is_string(value)) {
+    if (value->kind != BERTH_JSON_STRING) {
         return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
                                 "Unable to parse '%s': attempt to access JSON non-string as string",
                                 key);
     }
-    BERTH_TRY(check_text(value, key, err));
-    *out = json_string_value(value);
+    const char *text = berth_json_string_dup(value, &form->request->arena);
+    if (text == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
+    }
+    if (strlen(text) != berth_json_string_length(value)) {
+        return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
+                                "Unable to parse '%s': a NUL in the text", key);
+    }
+    *out = text;
     return BERTH_OK;
 }
 
-/* Only elements of BYTES tensors may hold NULs: what is a C string here would be cut. */
-static enum berth_code check_text(json_t *string, const char *key, struct berth_err *err)
+static enum berth_code parse_input(struct berth_kserve_form *form,
+                                   const struct berth_json_value *item, struct berth_tensor *tensor,
+                                   size_t *at, struct berth_err *err)
 {
-    if (strlen(json_string_value(string)) == json_string_length(string)) {
-        return BERTH_OK;
-    }
-    return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
-                            "Unable to parse '%s': a NUL in the text", key);
-}
-
-static enum berth_code parse_input(struct berth_kserve_form *form, json_t *item,
-                                   struct berth_tensor *tensor, size_t *at, struct berth_err *err)
-{
-    const char *name = NULL;
+    enum { NAME, SHAPE, DATATYPE, PARAMETERS, DATA, COUNT };
+    static const char *const names[COUNT] = {"name", "shape", "datatype", "parameters", "data"};
+    enum { SIZE, REGION, PARAMETER_COUNT };
+    static const char *const parameter_names[] = {"binary_data_size", "shared_memory_region"};
+    struct berth_json_value members[COUNT], parameters[PARAMETER_COUNT];
     const char *dtype = NULL;
-    BERTH_TRY(member_string(item, "name", &name, err));
-    BERTH_TRY(parse_shape(json_object_get(item, "shape"), tensor, err));
-    BERTH_TRY(member_string(item, "datatype", &dtype, err));
-    tensor->name = berth_arena_strdup(&form->request->arena, name);
-    if (tensor->name == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
-    }
+    berth_json_members(item, names, COUNT, members);
+    berth_json_members(&members[PARAMETERS], parameter_names, PARAMETER_COUNT, parameters);
+    BERTH_TRY(take_text(form, &members[NAME], "name", &tensor->name, err));
+    BERTH_TRY(parse_shape(&members[SHAPE], tensor, err));
+    BERTH_TRY(take_text(form, &members[DATATYPE], "datatype", &dtype, err));
     tensor->dtype = berth_dtype_parse(dtype, strlen(dtype));
     if (tensor->dtype == BERTH_DTYPE_NONE) {
         return berth_fail_field(err, BERTH_INVALID, "datatype", "invalid datatype for input %s",
-                                name);
+                                tensor->name);
     }
-    json_t *parameters = json_object_get(item, "parameters");
-    json_t *size = json_object_get(parameters, "binary_data_size");
-    json_t *region = json_object_get(parameters, "shared_memory_region");
-    json_t *items = json_object_get(item, "data");
-    int given = (size != NULL) + (region != NULL) + (items != NULL);
+    const struct berth_json_value *region = &parameters[REGION];
+    int given = (parameters[SIZE].kind != BERTH_JSON_NONE) + (region->kind != BERTH_JSON_NONE) +
+                (members[DATA].kind != BERTH_JSON_NONE);
     if (given != 1) {
         return berth_fail_field(
             err, BERTH_INVALID, "inputs",
@@ -343,55 +350,63 @@ static enum berth_code parse_input(struct berth_kserve_form *form, json_t *item,
             "'parameters', 'shared_memory_region' in 'parameters'. But %s",
             given == 0 ? "no field is set" : "more than one is set");
     }
-    if (region != NULL) {
+    if (region->kind != BERTH_JSON_NONE) {
+        const char *name = "";
+        if (region->kind == BERTH_JSON_STRING) {
+            BERTH_TRY(take_text(form, region, "shared_memory_region", &name, err));
+        }
         return berth_fail_field(err, BERTH_NOT_FOUND, "shared_memory_region",
-                                "Unable to find shared memory region: '%s'",
-                                json_is_string(region) ? json_string_value(region) : "");
+                                "Unable to find shared memory region: '%s'", name);
     }
-    return size != NULL ? input_binary(form, size, tensor, at, err)
-                        : input_data(form, items, tensor, err);
+    return parameters[SIZE].kind != BERTH_JSON_NONE
+               ? input_binary(form, &parameters[SIZE], tensor, at, err)
+               : input_data(form, &members[DATA], tensor, err);
 }
 
-static enum berth_code parse_shape(json_t *shape, struct berth_tensor *tensor,
-                                   struct berth_err *err)
+static enum berth_code parse_shape(const struct berth_json_value *shape,
+                                   struct berth_tensor *tensor, struct berth_err *err)
 {
-    if (shape == NULL) {
+    struct berth_json_value dim;
+    if (shape->kind == BERTH_JSON_NONE) {
         return berth_fail_field(
             err, BERTH_INVALID, berth_kserve_unparsed,
             "Unable to parse 'shape': attempt to access non-existing object member 'shape'");
     }
-    if (!json_is_array(shape)) {
+    if (shape->kind != BERTH_JSON_ARRAY) {
         return berth_fail_field(
             err, BERTH_INVALID, berth_kserve_unparsed,
             "Unable to parse 'shape': attempt to access JSON non-array as array");
     }
-    if (json_array_size(shape) > BERTH_RANK_MAX) {
-        return berth_fail_field(err, BERTH_INVALID, "shape", "more than %d dimensions",
-                                BERTH_RANK_MAX);
-    }
-    for (size_t i = 0; i < json_array_size(shape); i++) {
-        json_t *dim = json_array_get(shape, i);
-        if (!json_is_integer(dim) || json_integer_value(dim) < 0) {
+    struct berth_json_walk walk = berth_json_walk(shape);
+    while (berth_json_next(&walk, NULL, &dim)) {
+        int64_t size;
+        if (tensor->rank == BERTH_RANK_MAX) {
+            return berth_fail_field(err, BERTH_INVALID, "shape", "more than %d dimensions",
+                                    BERTH_RANK_MAX);
+        }
+        if (!berth_json_int64(&dim, &size) || size < 0) {
             return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
                                     "Unable to parse 'shape': attempt to access JSON "
                                     "non-unsigned-integer as unsigned-integer");
         }
-        tensor->dims[tensor->rank++] = json_integer_value(dim);
+        tensor->dims[tensor->rank++] = size;
     }
     return BERTH_OK;
 }
 
 /* The next binary_data_size bytes after the JSON: a slice of the body, nothing copied. */
-static enum berth_code input_binary(struct berth_kserve_form *form, json_t *size,
+static enum berth_code input_binary(struct berth_kserve_form *form,
+                                    const struct berth_json_value *size,
                                     struct berth_tensor *tensor, size_t *at, struct berth_err *err)
 {
     const struct berth_range *body = &form->request->body;
-    if (!json_is_integer(size) || json_integer_value(size) < 0) {
+    int64_t wanted;
+    if (!berth_json_int64(size, &wanted) || wanted < 0) {
         return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
                                 "Unable to parse 'binary_data_size': attempt to access JSON "
                                 "non-unsigned-integer as unsigned-integer");
     }
-    uint64_t bytes = (uint64_t)json_integer_value(size);
+    uint64_t bytes = (uint64_t)wanted;
     uint64_t left = body->length - *at;
     if (bytes > left) {
         return berth_fail_field(
@@ -406,8 +421,9 @@ static enum berth_code input_binary(struct berth_kserve_form *form, json_t *size
     return BERTH_OK;
 }
 
-static enum berth_code input_data(struct berth_kserve_form *form, json_t *items,
-                                  struct berth_tensor *tensor, struct berth_err *err)
+static enum berth_code input_data(struct berth_kserve_form *form,
+                                  const struct berth_json_value *items, struct berth_tensor *tensor,
+                                  struct berth_err *err)
 {
     struct berth_request *request = form->request;
     if (tensor->dtype == BERTH_DTYPE_FP16 || tensor->dtype == BERTH_DTYPE_BF16) {
@@ -417,7 +433,7 @@ static enum berth_code input_data(struct berth_kserve_form *form, json_t *items,
             "data format for input %s",
             berth_dtype_name(tensor->dtype), tensor->name);
     }
-    if (!json_is_array(items)) {
+    if (items->kind != BERTH_JSON_ARRAY) {
         return berth_fail_field(
             err, BERTH_INVALID, berth_kserve_unparsed,
             "Unable to parse 'data': attempt to access JSON non-array as array");
@@ -444,12 +460,17 @@ static enum berth_code input_data(struct berth_kserve_form *form, json_t *items,
     return code;
 }
 
-static enum berth_code parse_outputs(struct berth_kserve_form *form, json_t *outputs,
-                                     struct berth_err *err)
+static enum berth_code parse_outputs(struct berth_kserve_form *form,
+                                     const struct berth_json_value *outputs, struct berth_err *err)
 {
+    enum { NAME, PARAMETERS, COUNT };
+    static const char *const names[COUNT] = {"name", "parameters"};
+    enum { BINARY, CLASSES, PARAMETER_COUNT };
+    static const char *const parameter_names[] = {"binary_data", "classification"};
+    struct berth_json_value item, members[COUNT], parameters[PARAMETER_COUNT];
     struct berth_request *request = form->request;
-    size_t count = json_array_size(outputs);
-    if (outputs == NULL || count == 0) {
+    size_t count = berth_json_count(outputs);
+    if (outputs->kind != BERTH_JSON_ARRAY || count == 0) {
         return BERTH_OK;
     }
     if (count > BERTH_KSERVE_IO_MAX) {
@@ -461,22 +482,18 @@ static enum berth_code parse_outputs(struct berth_kserve_form *form, json_t *out
     if (request->outputs_wanted == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
     }
-    for (size_t i = 0; i < count; i++) {
-        json_t *item = json_array_get(outputs, i);
-        const char *name = NULL;
-        BERTH_TRY(member_string(item, "name", &name, err));
-        json_t *parameters = json_object_get(item, "parameters");
-        json_t *binary = json_object_get(parameters, "binary_data");
-        json_t *classes = json_object_get(parameters, "classification");
-        if (classes != NULL) {
+    struct berth_json_walk walk = berth_json_walk(outputs);
+    for (size_t i = 0; berth_json_next(&walk, NULL, &item); i++) {
+        berth_json_members(&item, names, COUNT, members);
+        berth_json_members(&members[PARAMETERS], parameter_names, PARAMETER_COUNT, parameters);
+        BERTH_TRY(take_text(form, &members[NAME], "name", &request->outputs_wanted[i], err));
+        if (parameters[CLASSES].kind != BERTH_JSON_NONE) {
             return berth_fail_field(err, BERTH_UNSUPPORTED, "classification",
                                     "the classification extension is not supported yet");
         }
-        form->binary[i] = binary == NULL ? form->binary_all : json_is_true(binary);
-        request->outputs_wanted[i] = berth_arena_strdup(&request->arena, name);
-        if (request->outputs_wanted[i] == NULL) {
-            return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
-        }
+        form->binary[i] = parameters[BINARY].kind == BERTH_JSON_NONE
+                              ? form->binary_all
+                              : parameters[BINARY].kind == BERTH_JSON_TRUE;
     }
     request->output_wanted_count = count;
     return BERTH_OK;

@@ -81,6 +81,25 @@ void berth_buf_puts(struct berth_buf *buf, const char *text)
     berth_buf_append(buf, text, strlen(text));
 }
 
+void berth_buf_put_u64(struct berth_buf *buf, uint64_t number)
+{
+    char digits[20];
+    size_t at = sizeof(digits);
+    do {
+        digits[--at] = (char)('0' + number % 10);
+        number /= 10;
+    } while (number != 0);
+    berth_buf_append(buf, digits + at, sizeof(digits) - at);
+}
+
+void berth_buf_put_i64(struct berth_buf *buf, int64_t number)
+{
+    if (number < 0) {
+        berth_buf_append(buf, "-", 1);
+    }
+    berth_buf_put_u64(buf, number < 0 ? 0 - (uint64_t)number : (uint64_t)number);
+}
+
 void berth_buf_printf(struct berth_buf *buf, const char *format, ...)
 {
     va_list args, again;

@@ -27,6 +27,8 @@ const char *berth_buf_text(const struct berth_buf *buf); /* "" while empty; lend
 void berth_buf_reserve(struct berth_buf *buf, size_t more_bytes);
 void berth_buf_append(struct berth_buf *buf, const void *bytes, size_t length);
 void berth_buf_puts(struct berth_buf *buf, const char *text);
+void berth_buf_put_u64(struct berth_buf *buf, uint64_t number); /* decimal */
+void berth_buf_put_i64(struct berth_buf *buf, int64_t number);
 void berth_buf_printf(struct berth_buf *buf, const char *format, ...) BERTH_PRINTF(2, 3);
 /* A JSON string with its quotes; what is not valid UTF-8 becomes U+FFFD. */
 void berth_buf_json_string(struct berth_buf *buf, const char *text, size_t length);

@@ -28,7 +28,7 @@ _Static_assert(sizeof(continue_line) - 1 == BERTH_CONTINUE_LENGTH, "as in conn.h
 static void compose_head(struct berth_exchange *exchange, const struct berth_http_answer *answer,
                          bool sized, uint64_t length);
 static void put_header(struct berth_buf *out, const char *name, const char *value);
-static void put_number(struct berth_buf *out, uint64_t number, unsigned base);
+static void put_hex(struct berth_buf *out, uint64_t number);
 static bool header_ok(const struct berth_http_header *header);
 static bool bodyless(int status);
 static bool take_pieces(struct berth_exchange *exchange, const struct berth_http_answer *answer);
@@ -275,7 +275,7 @@ static void compose_head(struct berth_exchange *exchange, const struct berth_htt
     }
     berth_buf_clear(out);
     berth_buf_puts(out, "HTTP/1.1 ");
-    put_number(out, (uint64_t)answer->status, 10);
+    berth_buf_put_u64(out, (uint64_t)answer->status);
     berth_buf_puts(out, " ");
     bool own = answer->reason != NULL && answer->reason[strcspn(answer->reason, "\r\n")] == '\0';
     berth_buf_puts(out, own ? answer->reason : reason_of(answer->status));
@@ -294,7 +294,7 @@ static void compose_head(struct berth_exchange *exchange, const struct berth_htt
     }
     if (sized) {
         berth_buf_puts(out, "Content-Length: ");
-        put_number(out, length, 10);
+        berth_buf_put_u64(out, length);
         berth_buf_puts(out, "\r\n");
     } else if (exchange->streaming && exchange->stream_chunked && !bodyless(answer->status)) {
         put_header(out, "Transfer-Encoding", "chunked");
@@ -315,13 +315,13 @@ static void put_header(struct berth_buf *out, const char *name, const char *valu
     berth_buf_append(out, "\r\n", 2);
 }
 
-static void put_number(struct berth_buf *out, uint64_t number, unsigned base)
+static void put_hex(struct berth_buf *out, uint64_t number)
 {
-    char digits[24];
+    char digits[16];
     size_t at = sizeof(digits);
     do {
-        digits[--at] = "0123456789abcdef"[number % base];
-        number /= base;
+        digits[--at] = "0123456789abcdef"[number % 16];
+        number /= 16;
     } while (number != 0);
     berth_buf_append(out, digits + at, sizeof(digits) - at);
 }
@@ -416,7 +416,7 @@ static void put_chunk(struct berth_exchange *exchange, const char *bytes, size_t
         return;
     }
     if (exchange->stream_chunked) {
-        put_number(out, length, 16);
+        put_hex(out, length);
         berth_buf_append(out, "\r\n", 2);
     }
     berth_buf_append(out, bytes, length);

@@ -30,6 +30,15 @@ static void data_is_read_into_its_type(void **state)
         {BERTH_DTYPE_INT32, "[1.0]", BERTH_INVALID, 0},
         {BERTH_DTYPE_FP32, "[1, -2.5, 1e3]", BERTH_OK, 3},
         {BERTH_DTYPE_FP64, "[\"1\"]", BERTH_INVALID, 0},
+        {BERTH_DTYPE_FP32, "[1e39]", BERTH_INVALID, 0},
+        {BERTH_DTYPE_FP64, "[1e39, 1e308]", BERTH_OK, 2},
+        {BERTH_DTYPE_FP64, "[1e309]", BERTH_INVALID, 0},
+        {BERTH_DTYPE_UINT64, "[18446744073709551615]", BERTH_OK, 1},
+        {BERTH_DTYPE_UINT64, "[18446744073709551616]", BERTH_INVALID, 0},
+        {BERTH_DTYPE_INT64, "[-9223372036854775808, 9223372036854775807]", BERTH_OK, 2},
+        {BERTH_DTYPE_INT64, "[9223372036854775808]", BERTH_INVALID, 0},
+        {BERTH_DTYPE_INT64, "[-9223372036854775809]", BERTH_INVALID, 0},
+        {BERTH_DTYPE_INT8, "[-0]", BERTH_OK, 1},
         {BERTH_DTYPE_BOOL, "[true, 0]", BERTH_OK, 2},
         {BERTH_DTYPE_BOOL, "[\"true\"]", BERTH_INVALID, 0},
         {BERTH_DTYPE_BYTES, "[\"ab\", \"\"]", BERTH_OK, 2},
@@ -44,14 +53,18 @@ static void data_is_read_into_its_type(void **state)
         struct berth_buf bytes = {0};
         struct berth_err err = {0};
         size_t count = 0;
-        json_t *items = json_loads(cases[i].json, 0, NULL);
+        struct berth_json_value items;
+        const char *what;
+        size_t position;
+        assert_int_equal(berth_json_check(cases[i].json, strlen(cases[i].json), &items, &what,
+                                          &position),
+                         BERTH_OK);
         enum berth_code code =
-            berth_kserve_read_data(items, cases[i].dtype, &bytes, &count, &err);
+            berth_kserve_read_data(&items, cases[i].dtype, &bytes, &count, &err);
         assert_int_equal(code, cases[i].code);
         if (code == BERTH_OK) {
             assert_int_equal(count, cases[i].count);
         }
-        json_decref(items);
         berth_buf_finish(&bytes);
     }
 }
