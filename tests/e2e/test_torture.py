@@ -34,7 +34,7 @@ def serves(server):
 
 
 def settled(server, memory, descriptors):
-    """Connections gone, bytes given back, memory as before."""
+    """Connections gone, bytes given back, memory as before; returns by how much it grew."""
     server.wait_metric("berth_http_connections", 1, seconds=20)
     server.wait_metric("berth_slab_bytes", 0)
     server.wait_metric("berth_running_requests", 0)
@@ -44,9 +44,11 @@ def settled(server, memory, descriptors):
         assert time.monotonic() < end, f"{grown >> 20} MiB more, {server.descriptors()} descriptors"
         time.sleep(0.1)
     serves(server)
+    return max(grown, 0)
 
 
-def test_clients_that_leave_at_random_moments(server):
+def test_clients_that_leave_at_random_moments(server, record_property):
+    clients = 10000 if SOAK else 1000
     memory, descriptors = server.rss(), server.descriptors()
     rng = random.Random(1)
     big = bytes(3 << 20)
@@ -55,7 +57,7 @@ def test_clients_that_leave_at_random_moments(server):
     upload = (b"POST /v2/models/identity/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n"
               b"Inference-Header-Content-Length: %d\r\n\r\n" % (len(header) + len(big), len(header))) + header + big
     sleepy = REQUEST.replace(b"identity", b"sleepy")
-    for i in range(10000 if SOAK else 1000):
+    for i in range(clients):
         data = rng.choice([REQUEST, REQUEST, sleepy, REQUEST * 5, upload])
         sock = server.connect()
         sock.setblocking(False)
@@ -70,10 +72,11 @@ def test_clients_that_leave_at_random_moments(server):
         if rng.random() < 0.5:  # a reset instead of a polite end
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.close()
-    settled(server, memory, descriptors)
+    grown = settled(server, memory, descriptors)
+    record_property("figure", f"clients that left at random moments: {clients:,}; {grown >> 10:,} KiB more than before")
 
 
-def test_slow_loris(server):
+def test_slow_loris(server, record_property):
     memory, descriptors = server.rss(), server.descriptors()
     socks = [server.connect() for _ in range(200)]
     started = time.monotonic()
@@ -97,10 +100,11 @@ def test_slow_loris(server):
             answer = b""
         assert answer == b"" or answer.startswith((b"HTTP/1.1 408", b"HTTP/1.1 400")), answer
         sock.close()
-    settled(server, memory, descriptors)
+    grown = settled(server, memory, descriptors)
+    record_property("figure", f"slow-loris connections at a time: 200; {grown >> 10:,} KiB more than before")
 
 
-def test_ten_thousand_idle_connections(server):
+def test_ten_thousand_idle_connections(server, record_property):
     memory, descriptors = server.rss(), server.descriptors()
     socks = []
     for i in range(10000):
@@ -117,13 +121,16 @@ def test_ten_thousand_idle_connections(server):
     assert per_connection < 4096, f"{per_connection:.0f} bytes for an idle connection"
     for sock in socks:
         sock.close()
-    settled(server, memory, descriptors)
+    grown = settled(server, memory, descriptors)
+    record_property("figure", f"idle connections at a time: 10,000 of {per_connection:,.0f} bytes each; "
+                              f"{grown >> 10:,} KiB more than before")
 
 
-def test_garbage(server):
+def test_garbage(server, record_property):
+    count = 5000 if SOAK else 500
     memory, descriptors = server.rss(), server.descriptors()
     rng = random.Random(2)
-    for i in range(5000 if SOAK else 500):
+    for i in range(count):
         with server.connect(3) as sock:
             data = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 400)))
             if i % 3 == 0:
@@ -138,7 +145,8 @@ def test_garbage(server):
             except (ConnectionResetError, BrokenPipeError):
                 answer = b""
         assert answer == b"" or answer.startswith(b"HTTP/1."), answer
-    settled(server, memory, descriptors)
+    grown = settled(server, memory, descriptors)
+    record_property("figure", f"connections with garbage: {count:,}; {grown >> 10:,} KiB more than before")
 
 
 def test_pipelined_answers_come_in_order(server):

@@ -30,15 +30,45 @@ static void texts_are_judged(void **state)
         const char *text;
         bool good;
     } cases[] = {
-        {"{}", true}, {" [ ] ", true}, {"[1,2.5e-3,-0,\"a\\u00e9\\ud83d\\ude00\",true,null]", true},
-        {"{\"a\":{\"b\":[{}]}}", true}, {"\"\"", true}, {"0", true}, {"-1.5E+2", true},
-        {"", false}, {" ", false}, {"{", false}, {"[1,]", false}, {"[,1]", false}, {"{\"a\"}", false},
-        {"{\"a\":}", false}, {"{\"a\":1,}", false}, {"{a:1}", false}, {"[1 2]", false},
-        {"01", false}, {"1.", false}, {".5", false}, {"-", false}, {"1e", false}, {"+1", false},
-        {"nul", false}, {"truex", false}, {"\"", false}, {"\"\\x\"", false}, {"\"\\u12g4\"", false},
-        {"\"\\ud800\"", false}, {"\"\\ud800\\u0041\"", false}, {"\"\\udc00\"", false},
-        {"\"\x01\"", false}, {"\"\xff\"", false}, {"\"\xc3\xa9\"", true}, {"\"\xed\xa0\x80\"", false},
-        {"[] []", false}, {"NaN", false}, {"[Infinity]", false}, {"\"\\u0000\"", true},
+        {"{}", true},
+        {" [ ] ", true},
+        {"[1,2.5e-3,-0,\"a\\u00e9\\ud83d\\ude00\",true,null]", true},
+        {"{\"a\":{\"b\":[{}]}}", true},
+        {"\"\"", true},
+        {"0", true},
+        {"-1.5E+2", true},
+        {"", false},
+        {" ", false},
+        {"{", false},
+        {"[1,]", false},
+        {"[,1]", false},
+        {"{\"a\"}", false},
+        {"{\"a\":}", false},
+        {"{\"a\":1,}", false},
+        {"{a:1}", false},
+        {"[1 2]", false},
+        {"01", false},
+        {"1.", false},
+        {".5", false},
+        {"-", false},
+        {"1e", false},
+        {"+1", false},
+        {"nul", false},
+        {"truex", false},
+        {"\"", false},
+        {"\"\\x\"", false},
+        {"\"\\u12g4\"", false},
+        {"\"\\ud800\"", false},
+        {"\"\\ud800\\u0041\"", false},
+        {"\"\\udc00\"", false},
+        {"\"\x01\"", false},
+        {"\"\xff\"", false},
+        {"\"\xc3\xa9\"", true},
+        {"\"\xed\xa0\x80\"", false},
+        {"[] []", false},
+        {"NaN", false},
+        {"[Infinity]", false},
+        {"\"\\u0000\"", true},
     };
     (void)state;
     for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
@@ -74,7 +104,8 @@ static void depth_and_length_have_limits(void **state)
 
 static void members_are_found(void **state)
 {
-    static const char text[] = " { \"a\" : 1 , \"\\u0062\":[ \"x\\\"]\" , {} ],\"a\":-2, \"c\":\"\\u00e9\\n\" }";
+    static const char text[] =
+        " { \"a\" : 1 , \"\\u0062\":[ \"x\\\"]\" , {} ],\"a\":-2, \"c\":\"\\u00e9\\n\" }";
     static const char *const names[] = {"a", "b", "c", "d"};
     struct berth_json_value root, found[4], item;
     struct berth_arena arena;
@@ -113,9 +144,15 @@ static void compare(const struct berth_json_value *value, const json_t *expected
     int64_t integer;
     double real;
     switch (json_typeof(expected)) {
-    case JSON_NULL: assert_int_equal(value->kind, BERTH_JSON_NULL); break;
-    case JSON_TRUE: assert_int_equal(value->kind, BERTH_JSON_TRUE); break;
-    case JSON_FALSE: assert_int_equal(value->kind, BERTH_JSON_FALSE); break;
+    case JSON_NULL:
+        assert_int_equal(value->kind, BERTH_JSON_NULL);
+        break;
+    case JSON_TRUE:
+        assert_int_equal(value->kind, BERTH_JSON_TRUE);
+        break;
+    case JSON_FALSE:
+        assert_int_equal(value->kind, BERTH_JSON_FALSE);
+        break;
     case JSON_INTEGER:
         assert_true(berth_json_int64(value, &integer));
         assert_int_equal(integer, json_integer_value(expected));
@@ -153,7 +190,8 @@ static void compare(const struct berth_json_value *value, const json_t *expected
             }
         }
         break;
-    default: fail();
+    default:
+        fail();
     }
 }
 

@@ -329,6 +329,7 @@ static void random_interleavings(void **state)
         }
         world_close(&world);
     }
+    printf("figure: random interleavings of the controller: %zu\n", rounds);
 }
 
 /* One of everything, with the n-th allocation failing; true if it did fail. */

@@ -564,6 +564,8 @@ static void threads_and_churn(void **state)
     }
     assert_true(ok > 0);
     stand_close(&stress.stand);
+    printf("figure: requests of %d threads while models come and go: %zu\n", STRESS_CLIENTS,
+           STRESS_CLIENTS * stress.count);
 }
 
 int main(void)
