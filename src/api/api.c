@@ -468,7 +468,8 @@ static char *put_duration(char *at, const char *name, uint64_t ns)
         digits[--first] = (char)('0' + us % 10);
         us /= 10;
     }
-    at = stpcpy(stpcpy(at, name), ";dur=");
+    at = mempcpy(at, name, strlen(name));
+    at = mempcpy(at, ";dur=", 5);
     return mempcpy(at, digits + first, sizeof(digits) - first);
 }
 
@@ -491,7 +492,7 @@ static const char *server_timing(struct berth_call *call)
         uint64_t to[] = {stages[0], stages[1], stages[4], stages[3], stages[5]};
         for (size_t i = 0; i < BERTH_COUNT_OF(names); i++) {
             if (from[i] != 0 && to[i] >= from[i]) {
-                at = stpcpy(put_duration(at, names[i], to[i] - from[i]), ", ");
+                at = mempcpy(put_duration(at, names[i], to[i] - from[i]), ", ", 2);
             }
         }
     }
