@@ -16,7 +16,7 @@ static void answer_part(struct berth_call *call, struct berth_part *part);
 enum berth_code berth_kserve_infer_head(struct berth_call *call, struct berth_err *err)
 {
     BERTH_TRY(berth_kserve_find_model(call, call->segments[1], err));
-    return berth_sched_judge(call->api->options.sched, call->model, err);
+    return berth_sched_judge(call->api->options.sched, call->model, call->t_deadline_ns, err);
 }
 
 enum berth_code berth_kserve_infer_end(struct berth_call *call, struct berth_err *err)

@@ -90,7 +90,7 @@ static enum berth_code head(struct berth_call *call, struct berth_err *err)
     if (named != NULL) {
         BERTH_TRY(find_model(call, named, err));
     }
-    BERTH_TRY(berth_sched_judge(call->api->options.sched, call->model, err));
+    BERTH_TRY(berth_sched_judge(call->api->options.sched, call->model, call->t_deadline_ns, err));
     if (berth_http_content_length(call->exchange) == 0) {
         return berth_fail_field(err, BERTH_INVALID, "file", "the request has no body");
     }
@@ -273,7 +273,7 @@ static enum berth_code find_model(struct berth_call *call, const char *name, str
     }
     berth_model_release(call->model);
     call->model = model;
-    return berth_sched_judge(call->api->options.sched, model, err);
+    return berth_sched_judge(call->api->options.sched, model, call->t_deadline_ns, err);
 }
 
 /* All that can be said without the audio has been said; now it is decoded. */

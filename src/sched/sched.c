@@ -21,6 +21,8 @@ static void deliver_admin(struct berth_post *post);
 static enum berth_code reserve_place(struct berth_sched *sched, struct berth_request *request,
                                      struct berth_err *err);
 static bool model_is_full(struct berth_sched *sched, struct berth_model *model, uint64_t depth);
+static enum berth_code judge_wait(struct berth_model *model, uint64_t depth, uint64_t left_ns,
+                                  struct berth_err *err);
 static enum berth_code busy(struct berth_sched *sched, struct berth_model *model, uint64_t waiting,
                             struct berth_err *err);
 static uint64_t outside_now_ns(struct berth_sched *sched);
@@ -121,7 +123,7 @@ void berth_sched_cancel(struct berth_sched *sched, struct berth_request *request
 }
 
 enum berth_code berth_sched_judge(struct berth_sched *sched, struct berth_model *model,
-                                  struct berth_err *err)
+                                  uint64_t t_deadline_ns, struct berth_err *err)
 {
     uint64_t queued = atomic_load(&sched->queued);
     if (atomic_load(&sched->refusing)) {
@@ -137,7 +139,9 @@ enum berth_code berth_sched_judge(struct berth_sched *sched, struct berth_model 
     if (depth >= sched->options.model_queue_max && model_is_full(sched, model, depth)) {
         return busy(sched, model, depth, err);
     }
-    return berth_runtime_judge(model, outside_now_ns(sched), err);
+    uint64_t now_ns = outside_now_ns(sched);
+    BERTH_TRY(judge_wait(model, depth, t_deadline_ns > now_ns ? t_deadline_ns - now_ns : 0, err));
+    return berth_runtime_judge(model, now_ns, err);
 }
 
 void berth_sched_admin(struct berth_sched *sched, struct berth_admin *admin)
@@ -278,6 +282,31 @@ static bool model_is_full(struct berth_sched *sched, struct berth_model *model, 
     }
     berth_spec_release(spec);
     return !own_limit && depth >= sched->options.model_queue_max;
+}
+
+/* Would a request with left_ns to its deadline (0: it has none, or a timer sees to it) still have
+ * its turn? Not asked where it may pass others by its priority. */
+static enum berth_code judge_wait(struct berth_model *model, uint64_t depth, uint64_t left_ns,
+                                  struct berth_err *err)
+{
+    uint64_t wait_ns;
+    if (left_ns == 0 || depth == 0 ||
+        __builtin_mul_overflow(depth, atomic_load(&model->service_ns), &wait_ns) ||
+        wait_ns <= left_ns) {
+        return BERTH_OK;
+    }
+    struct berth_model_spec *spec = berth_model_spec(model);
+    bool has_levels = spec != NULL && spec->dynamic.priority_levels > 1;
+    berth_spec_release(spec);
+    if (has_levels) {
+        return BERTH_OK;
+    }
+    (void)berth_fail(err, BERTH_BUSY, "%llu requests wait, about %llu ms: past the deadline",
+                     (unsigned long long)depth, (unsigned long long)(wait_ns / BERTH_NS_PER_MS));
+    if (err != NULL) {
+        err->retry_after_ms = (uint32_t)((wait_ns - left_ns) / BERTH_NS_PER_MS % UINT32_MAX) + 1;
+    }
+    return BERTH_BUSY;
 }
 
 static enum berth_code busy(struct berth_sched *sched, struct berth_model *model, uint64_t waiting,

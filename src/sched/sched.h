@@ -94,9 +94,10 @@ enum berth_code berth_sched_submit(struct berth_sched *sched, struct berth_reque
  * ends at its next step. The final part still comes (CANCELLED). */
 void berth_sched_cancel(struct berth_sched *sched, struct berth_request *request);
 /* Any thread. Judges early, on a request's head: draining, queue full, model failed or its queue
- * full. OK is no promise. model may be NULL (not known yet). */
+ * full, or so long that the deadline (0: none named) would pass before the request's turn. OK is no
+ * promise. model may be NULL (not known yet). */
 enum berth_code berth_sched_judge(struct berth_sched *sched, struct berth_model *model,
-                                  struct berth_err *err) BERTH_MUST_USE;
+                                  uint64_t t_deadline_ns, struct berth_err *err) BERTH_MUST_USE;
 void berth_sched_admin(struct berth_sched *sched, struct berth_admin *admin); /* any thread */
 /* Any thread: readiness off; requests are still served. */
 void berth_sched_set_ready(struct berth_sched *sched, bool ready);

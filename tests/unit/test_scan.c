@@ -188,7 +188,7 @@ static void broken_models_fail_alone(void **state)
     if (model != NULL) { /* the catalogue shows it, with the reason */
         struct berth_err err = {0};
         assert_int_equal(berth_model_state(model), BERTH_STATE_FAILED);
-        assert_int_equal(berth_sched_judge(yard.rig.sched, model, &err), BERTH_UNAVAILABLE);
+        assert_int_equal(berth_sched_judge(yard.rig.sched, model, 0, &err), BERTH_UNAVAILABLE);
         rig_ask(&yard.rig, &client, model);
         assert_int_equal(client.code, BERTH_UNAVAILABLE);
         assert_int_equal(rig_count(&yard.rig, BERTH_WORKER_LOAD), 0);

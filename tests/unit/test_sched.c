@@ -130,11 +130,11 @@ static void failed_load_backs_off(void **state)
     rig_ask(&rig, &next, model); /* refused without a try */
     assert_int_equal(next.code, BERTH_UNAVAILABLE);
     assert_int_equal(rig_count(&rig, BERTH_WORKER_LOAD), 0);
-    assert_int_equal(berth_sched_judge(rig.sched, model, &err), BERTH_UNAVAILABLE);
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_UNAVAILABLE);
     assert_true(err.retry_after_ms > 0);
     rig_leave(&next);
     rig_advance(&rig, BERTH_NS_PER_S);
-    assert_int_equal(berth_sched_judge(rig.sched, model, &err), BERTH_OK);
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_OK);
     rig_ask(&rig, &next, model);
     fail_load(&rig, "still bad");
     assert_int_equal(next.retry_after_ms, 2000); /* doubled */
@@ -279,10 +279,10 @@ static void queue_bounds_are_hard(void **state)
         assert_int_equal(code, fits ? BERTH_OK : BERTH_BUSY);
         assert_true(fits || clients[i].retry_after_ms > 0);
     }
-    assert_int_equal(berth_sched_judge(rig.sched, NULL, &err), BERTH_BUSY);
+    assert_int_equal(berth_sched_judge(rig.sched, NULL, 0, &err), BERTH_BUSY);
     assert_int_equal(atomic_load(&a->stats.rejected), 2);
     rig_turn(&rig);
-    assert_int_equal(berth_sched_judge(rig.sched, b, &err), BERTH_OK); /* two run now */
+    assert_int_equal(berth_sched_judge(rig.sched, b, 0, &err), BERTH_OK); /* two run now */
     while (rig.sent_count > 0) {
         rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
     }
@@ -292,6 +292,45 @@ static void queue_bounds_are_hard(void **state)
     }
     rig_drop(a);
     rig_drop(b);
+    rig_close(&rig);
+}
+
+/* Three wait, 100 ms each by what was measured: who has less time than that need not come. */
+static void deadlines_are_judged_by_the_queue(void **state)
+{
+    struct rig rig;
+    struct rig_client clients[5];
+    struct berth_err err = {0};
+    (void)state;
+    rig_open(&rig);
+    rig_begin(&rig);
+    struct berth_model *model = rig_warm(&rig, rig_spec("a"));
+    for (size_t i = 0; i < 2; i++) { /* measured while busy */
+        rig_ask(&rig, &clients[i], model);
+    }
+    rig_finish(&rig, BERTH_WORKER_RUN, 100 * RIG_MS);
+    rig_finish(&rig, BERTH_WORKER_RUN, 100 * RIG_MS);
+    uint64_t service_ns = atomic_load(&model->service_ns);
+    assert_true(service_ns > 0);
+    for (size_t i = 2; i < 5; i++) {
+        rig_ask(&rig, &clients[i], model);
+    }
+    uint64_t depth = atomic_load(&model->stats.queue_depth);
+    assert_true(depth > 0);
+    uint64_t t_turn_ns = rig.now_ns + depth * service_ns;
+    assert_int_equal(berth_sched_judge(rig.sched, model, t_turn_ns, &err), BERTH_OK);
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_OK);
+    assert_int_equal(berth_sched_judge(rig.sched, model, t_turn_ns - RIG_MS, &err), BERTH_BUSY);
+    assert_int_equal(err.retry_after_ms, 2);
+    while (rig.sent_count > 0) {
+        rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
+    }
+    assert_int_equal(berth_sched_judge(rig.sched, model, rig.now_ns + 1, &err), BERTH_OK);
+    for (size_t i = 0; i < 5; i++) {
+        assert_int_equal(clients[i].finals, 1);
+        rig_leave(&clients[i]);
+    }
+    rig_drop(model);
     rig_close(&rig);
 }
 
@@ -756,6 +795,7 @@ int main(void)
         cmocka_unit_test(cancel_at_every_stage),
         cmocka_unit_test(load_nobody_wants_is_not_begun),
         cmocka_unit_test(queue_bounds_are_hard),
+        cmocka_unit_test(deadlines_are_judged_by_the_queue),
         cmocka_unit_test(errors_reach_their_rows),
         cmocka_unit_test(drain_waits_then_answers),
         cmocka_unit_test(destroy_answers_everything),

@@ -482,7 +482,7 @@ static void *stress_main(void *argument)
             }
         }
         berth_request_release(request);
-        if (berth_sched_judge(stress->stand.sched, stress->models[0], &err) != BERTH_OK) {
+        if (berth_sched_judge(stress->stand.sched, stress->models[0], 0, &err) != BERTH_OK) {
             self->judged_bad++;
         }
         struct berth_sched_stats stats;
