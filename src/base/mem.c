@@ -9,8 +9,10 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define HEADER_BYTES 16
+#define HUGE_PAGE_BYTES ((size_t)2 << 20)
 #define ARENA_BLOCK_FIRST 976  /* with both headers 1 KiB: many arenas never hold more */
 #define ARENA_BLOCK_BYTES 4048 /* and one page */
 
@@ -86,6 +88,47 @@ void berth_free(void *memory)
     memcpy(&bytes, start, sizeof(bytes));
     atomic_fetch_sub_explicit(&bytes_live, bytes, memory_order_relaxed);
     free(start);
+}
+
+size_t berth_pages_bytes(size_t bytes)
+{
+    if (bytes > SIZE_MAX - 2 * HUGE_PAGE_BYTES) {
+        return 0;
+    }
+    return (bytes + HUGE_PAGE_BYTES - 1) / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES;
+}
+
+/* The system hands out page by page: a huge page more is asked for, and what lies before and after
+ * the aligned block is given back. */
+void *berth_alloc_pages(size_t bytes)
+{
+    size_t taken = berth_pages_bytes(bytes);
+    if (bytes == 0 || taken == 0 || !allocation_allowed()) {
+        return NULL;
+    }
+    size_t asked = taken + HUGE_PAGE_BYTES;
+    unsigned char *start = mmap(NULL, asked, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (start == MAP_FAILED) {
+        return NULL;
+    }
+    size_t before = HUGE_PAGE_BYTES - (uintptr_t)start % HUGE_PAGE_BYTES;
+    unsigned char *memory = start + before;
+    (void)munmap(start, before);
+    if (before < HUGE_PAGE_BYTES) {
+        (void)munmap(memory + taken, HUGE_PAGE_BYTES - before);
+    }
+    (void)madvise(memory, taken, MADV_HUGEPAGE);
+    atomic_fetch_add_explicit(&bytes_live, taken, memory_order_relaxed);
+    return memory;
+}
+
+void berth_free_pages(void *memory, size_t bytes)
+{
+    if (memory != NULL) {
+        (void)munmap(memory, berth_pages_bytes(bytes));
+        atomic_fetch_sub_explicit(&bytes_live, berth_pages_bytes(bytes), memory_order_relaxed);
+    }
 }
 
 char *berth_strdup(const char *text)

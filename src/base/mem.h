@@ -21,6 +21,11 @@ void berth_free(void *memory); /* NULL is fine */
 /* Not zeroed, and given to free(): for libraries that take an allocator. Counted, and fails, as the
  * others; its bytes are not. */
 void *berth_alloc_for_free(size_t bytes) BERTH_MUST_USE;
+/* Zeroed whole pages for one big block, in huge ones where the system has them; touched pages only
+ * take memory. NULL when there is none. Given back with the size it was asked with. */
+void *berth_alloc_pages(size_t bytes) BERTH_MUST_USE;
+void berth_free_pages(void *memory, size_t bytes); /* NULL is fine */
+size_t berth_pages_bytes(size_t bytes); /* what that takes: whole huge pages; 0: too much */
 /* A copy the caller owns, or NULL. */
 char *berth_strdup(const char *text) BERTH_MUST_USE;
 char *berth_strndup(const char *text, size_t length) BERTH_MUST_USE;

@@ -3,24 +3,32 @@
  *
  * A row's part is made here before execute, so that engines only fill it in; parts of rows that
  * failed are destroyed here, so that what travels home is either a part or an error.
+ *
+ * Native engines do not own their weights: the span they lie in is made here before the model is
+ * attached, ends after it is detached, and counts as the model's bytes.
  */
 #include "worker/worker.h"
 
 #include <inttypes.h>
 
 #include "base/mem.h"
+#include "engine/span.h"
 #include "model/config_tree.h"
 #include "worker/warmup.h"
 
 struct berth_loaded {
     const struct berth_engine_ops *engine;
     struct berth_model_spec *spec;         /* retained */
+    const char *device;                    /* of the weights; the worker's */
+    struct berth_span weights;             /* owned; zero where the engine loads for itself */
     struct berth_engine_model *model;      /* owned */
     struct berth_instance **instances;     /* owned */
     uint32_t instance_count;
     uint32_t slots;
 };
 
+static enum berth_code load_weights(struct berth_loaded *loaded, struct berth_err *err);
+static uint64_t bytes_held(const struct berth_loaded *loaded);
 static enum berth_code make_instances(struct berth_loaded *loaded, uint32_t count,
                                       struct berth_err *err);
 static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *slabs,
@@ -57,7 +65,6 @@ enum berth_code berth_loaded_create(const struct berth_engine_ops *engine,
                                     struct berth_slabs *slabs, struct berth_worker_msg *msg,
                                     struct berth_loaded **out, struct berth_err *err)
 {
-    struct berth_span no_weights = {.fd = -1};
     BERTH_TRY(berth_loaded_describe(engine, msg->spec, err));
     struct berth_loaded *loaded = berth_alloc(sizeof(*loaded));
     if (loaded == NULL) {
@@ -65,7 +72,13 @@ enum berth_code berth_loaded_create(const struct berth_engine_ops *engine,
     }
     loaded->engine = engine;
     loaded->spec = berth_spec_retain(msg->spec);
-    enum berth_code code = engine->model_attach(loaded->spec, no_weights, &loaded->model, err);
+    loaded->device = msg->worker->device;
+    loaded->weights.fd = -1;
+    enum berth_code code = load_weights(loaded, err);
+    if (code != BERTH_OK) {
+        goto out;
+    }
+    code = engine->model_attach(loaded->spec, loaded->weights, &loaded->model, err);
     if (code != BERTH_OK) {
         goto out;
     }
@@ -84,7 +97,7 @@ enum berth_code berth_loaded_create(const struct berth_engine_ops *engine,
     if (code != BERTH_OK) {
         goto out;
     }
-    msg->bytes_used = engine->model_bytes(loaded->model);
+    msg->bytes_used = bytes_held(loaded);
     msg->instance_count = loaded->instance_count;
     msg->slots = loaded->slots;
     *out = loaded;
@@ -104,6 +117,7 @@ void berth_loaded_destroy(struct berth_loaded *loaded)
     }
     berth_free(loaded->instances);
     loaded->engine->model_detach(loaded->model);
+    berth_span_destroy(loaded->device, &loaded->weights);
     berth_spec_release(loaded->spec);
     berth_free(loaded);
 }
@@ -118,7 +132,24 @@ void berth_loaded_run(struct berth_loaded *loaded, struct berth_worker_msg *msg)
     } else {
         run_batch(loaded, msg);
     }
-    msg->bytes_used = loaded->engine->model_bytes(loaded->model); /* arenas grow with use */
+    msg->bytes_used = bytes_held(loaded); /* arenas grow with use */
+}
+
+static enum berth_code load_weights(struct berth_loaded *loaded, struct berth_err *err)
+{
+    const struct berth_engine_ops *engine = loaded->engine;
+    uint64_t bytes = 0;
+    if (engine->weights_load == NULL) {
+        return BERTH_OK;
+    }
+    BERTH_TRY(engine->weights_bytes(loaded->spec, &bytes, err));
+    BERTH_TRY(berth_span_create(loaded->device, bytes, &loaded->weights, err));
+    return engine->weights_load(loaded->spec, loaded->weights, err);
+}
+
+static uint64_t bytes_held(const struct berth_loaded *loaded)
+{
+    return loaded->weights.bytes + loaded->engine->model_bytes(loaded->model);
 }
 
 static enum berth_code make_instances(struct berth_loaded *loaded, uint32_t count,

@@ -4,8 +4,9 @@
  * weights in a reserved range. Then the range's memory is given back, other memory taken and
  * filled, new memory mapped at the same addresses and weights loaded anew; the same graph, launched
  * as it is, must answer bit for bit as a fresh capture over plain cudaMalloc memory does. Other
- * claims beside it: memory is really given back, another process reads the memory through a descriptor and
- * cannot write it, and a launch over unmapped memory faults only the process that does it.
+ * claims beside it: memory is really given back, another process reads the memory through a
+ * descriptor and cannot write it, and a launch over unmapped memory faults only the process that
+ * does it.
  *
  * usage: remap [--layers N] [--rounds N] [--skip-faults]      (72 layers: 1.1 GiB)
  * Prints PASS or FAIL for each claim and figures; exit status 0 when none failed.

@@ -40,6 +40,33 @@ static void memory_comes_zeroed_and_is_counted(void **state)
     assert_null(berth_alloc(SIZE_MAX - 4));
 }
 
+static void pages_are_whole_aligned_and_counted(void **state)
+{
+    uint64_t live = berth_mem_bytes_live();
+    size_t unit = (size_t)2 << 20;
+    (void)state;
+    assert_int_equal(berth_pages_bytes(0), 0);
+    assert_int_equal(berth_pages_bytes(1), unit);
+    assert_int_equal(berth_pages_bytes(unit), unit);
+    assert_int_equal(berth_pages_bytes(unit + 1), 2 * unit);
+    assert_int_equal(berth_pages_bytes(SIZE_MAX), 0);
+    unsigned char *memory = berth_alloc_pages(unit + 1);
+    assert_non_null(memory);
+    assert_int_equal((uintptr_t)memory % unit, 0);
+    assert_int_equal(berth_mem_bytes_live(), live + 2 * unit);
+    assert_true(all_zero(memory, 2 * unit));
+    memset(memory, 1, 2 * unit);
+    berth_free_pages(memory, unit + 1);
+    berth_free_pages(NULL, 5);
+    assert_int_equal(berth_mem_bytes_live(), live);
+    assert_null(berth_alloc_pages(0));
+    assert_null(berth_alloc_pages(SIZE_MAX));
+    assert_null(berth_alloc_pages(SIZE_MAX / 2));
+    berth_mem_fail_at(1, false);
+    assert_null(berth_alloc_pages(1));
+    berth_mem_fail_at(0, false);
+}
+
 static void nth_allocation_fails(void **state)
 {
     (void)state;
@@ -129,6 +156,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_comes_zeroed_and_is_counted),
+        cmocka_unit_test(pages_are_whole_aligned_and_counted),
         cmocka_unit_test(nth_allocation_fails),
         cmocka_unit_test(sizes_do_not_overflow),
         cmocka_unit_test(arena_aligns_zeroes_and_limits),

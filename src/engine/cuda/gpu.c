@@ -42,7 +42,8 @@ enum berth_code berth_gpu_use(int device, struct berth_err *err)
         }
         return berth_fail(err, BERTH_UNAVAILABLE,
                           "NVIDIA's driver here is for CUDA %d.%d and older; this program needs "
-                          "one for CUDA %d", driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000);
+                          "one for CUDA %d", driver / 1000, driver % 1000 / 10,
+                          CUDART_VERSION / 1000);
     }
     if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) {
         (void)cudaGetLastError();
