@@ -132,6 +132,9 @@ static enum berth_code run(struct load *load, struct berth_err *err)
                                    .tv_nsec = (long)(wait_ns % BERTH_NS_PER_S)};
         struct epoll_event events[EVENTS_MAX];
         int count = epoll_pwait2(load->epoll, events, EVENTS_MAX, &timeout, NULL);
+        if (count < 0 && errno != EINTR) {
+            return berth_fail(err, BERTH_INTERNAL, "epoll_pwait2: %m");
+        }
         for (int i = 0; i < count; i++) {
             struct client *client = events[i].data.ptr;
             BERTH_TRY(client_event(load, client, events[i].events, err));

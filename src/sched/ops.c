@@ -236,7 +236,7 @@ static void start_unload(struct berth_op *op)
         op_end(op);
         return;
     }
-    if (!berth_catalog_list(op->sched->options.catalog, &models, &count)) {
+    if (!berth_catalog_versions(op->sched->options.catalog, op->admin->name, &models, &count)) {
         struct berth_err err = {0};
         (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
         berth_op_fail(op, &err);
@@ -244,15 +244,14 @@ static void start_unload(struct berth_op *op)
     }
     for (size_t i = 0; i < count; i++) {
         struct berth_runtime *runtime = models[i]->sched_state;
-        if (runtime != NULL && strcmp(models[i]->name, op->admin->name) == 0) {
+        if (runtime != NULL) {
             berth_runtime_unload(runtime);
             if (!berth_list_empty(&runtime->copies)) {
                 berth_op_wait(op, runtime);
             }
         }
-        berth_model_release(models[i]);
     }
-    berth_free(models);
+    berth_models_release(models, count);
     berth_op_check(op);
 }
 
@@ -263,14 +262,15 @@ static void load_listed(struct berth_op *op, const char *name, bool ensure)
     size_t count = 0;
     size_t matched = 0;
     struct berth_err err = {0};
-    if (!berth_catalog_list(op->sched->options.catalog, &models, &count)) {
+    struct berth_catalog *catalog = op->sched->options.catalog;
+    if (name != NULL ? !berth_catalog_versions(catalog, name, &models, &count)
+                     : !berth_catalog_list(catalog, &models, &count)) {
         (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
         berth_op_fail(op, &err);
         return;
     }
     for (size_t i = 0; i < count; i++) {
-        if (atomic_load(&models[i]->listed) &&
-            (name == NULL || strcmp(models[i]->name, name) == 0)) {
+        if (atomic_load(&models[i]->listed)) {
             matched++;
             struct berth_runtime *runtime = berth_runtime_of(op->sched, models[i]);
             if (runtime == NULL) {
@@ -282,9 +282,8 @@ static void load_listed(struct berth_op *op, const char *name, bool ensure)
                 berth_op_load(op, runtime, berth_model_spec(models[i]));
             }
         }
-        berth_model_release(models[i]);
     }
-    berth_free(models);
+    berth_models_release(models, count);
     if (name != NULL && matched == 0) {
         (void)berth_fail(&err, BERTH_NOT_FOUND, "unknown model '%s'", name);
         berth_op_fail(op, &err);
