@@ -68,7 +68,7 @@ struct berth_parakeet_cuda_launch {
     const char *name;    /* for errors */
     const void *kernel;
     dim3 grid, block;
-    size_t shared_bytes; /* dynamic; over 48 KiB the caller has raised the kernel's limit */
+    size_t shared_bytes; /* dynamic; the kernel's limit is raised as needed */
     bool alone;          /* true: starts when all before it has ended, whatever the device can */
 };
 
@@ -77,7 +77,7 @@ struct berth_parakeet_cuda_launch {
 void berth_parakeet_cuda_run(struct berth_parakeet_device *device,
                              const struct berth_parakeet_cuda_launch *launch, void **args);
 
-/* The table's operations by file. linear.cu: */
+/* The table's operations by file. linear.c: */
 void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
                                 const struct berth_parakeet_linear_call *call);
 /* Of the process: algorithms chosen so far (tests). */

@@ -1,0 +1,108 @@
+/* activate.cu - what cublasLt has no epilogue for: SiLU, and a bias with a scale before a residual.
+ *
+ * Both work in place on a product's output, 16 bytes a load. Rejected: SiLU while the next product
+ * reads its operand, which cublasLt cannot do either.
+ */
+#include "engine/parakeet/cuda/cuda_device.h"
+#include "engine/parakeet/cuda/kernels.cuh"
+#include "engine/parakeet/cuda/linear.h"
+
+#define ACTIVATE_THREADS 256
+#define ACTIVATE_PIECES 4 /* 16-byte loads in flight a thread */
+
+/* values [pieces][8] and what is left of count. Moves 2 bytes an element in and 2 out. CPU twin: the
+ * activation of linear in cpu.c. */
+static __global__ void __launch_bounds__(ACTIVATE_THREADS)
+    silu_kernel(__nv_bfloat16 *values, uint64_t count)
+{
+    const uint64_t pieces = count / 8;
+    const uint64_t first =
+        (uint64_t)blockIdx.x * (ACTIVATE_THREADS * ACTIVATE_PIECES) + threadIdx.x;
+    uint4 *at = (uint4 *)values;
+    uint4 got[ACTIVATE_PIECES];
+    berth_parakeet_cuda_wait();
+    berth_parakeet_cuda_next();
+#pragma unroll
+    for (int i = 0; i < ACTIVATE_PIECES; i++) {
+        const uint64_t piece = first + i * ACTIVATE_THREADS;
+        got[i] = piece < pieces ? at[piece] : make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < ACTIVATE_PIECES; i++) {
+        const uint64_t piece = first + i * ACTIVATE_THREADS;
+        float eight[8];
+        unpack8(got[i], eight);
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            eight[e] = silu(eight[e]);
+        }
+        if (piece < pieces) {
+            at[piece] = pack8(eight);
+        }
+    }
+    if (blockIdx.x == 0 && threadIdx.x < count % 8) {
+        __nv_bfloat16 *last = values + pieces * 8 + threadIdx.x;
+        *last = __float2bfloat16(silu(__bfloat162float(*last)));
+    }
+}
+
+/* values [n][width] += scale x bias [width]; two elements a thread, width even. */
+static __global__ void __launch_bounds__(ACTIVATE_THREADS)
+    bias_kernel(uint32_t *values, const uint32_t *bias, float scale, uint64_t pairs, uint32_t width)
+{
+    const uint64_t pair = (uint64_t)blockIdx.x * ACTIVATE_THREADS + threadIdx.x;
+    berth_parakeet_cuda_wait();
+    berth_parakeet_cuda_next();
+    if (pair < pairs) {
+        const float2 add = unpack2(bias[pair % (width / 2)]), value = unpack2(values[pair]);
+        values[pair] = pack2(value.x + scale * add.x, value.y + scale * add.y);
+    }
+}
+
+void berth_parakeet_cuda_silu(struct berth_parakeet_device *device, void *values, uint64_t count)
+{
+    struct berth_parakeet_cuda_launch launch = {};
+    const uint64_t block = ACTIVATE_THREADS * ACTIVATE_PIECES;
+    void *arguments[] = {&values, &count};
+    launch.name = "silu";
+    launch.kernel = (const void *)silu_kernel;
+    launch.grid = dim3((unsigned)((count / 8 + block - 1) / block + (count < 8 && count > 0)));
+    launch.block = dim3(ACTIVATE_THREADS);
+    berth_parakeet_cuda_run(device, &launch, arguments);
+}
+
+void berth_parakeet_cuda_bias(struct berth_parakeet_device *device, void *values, const void *bias,
+                              float scale, uint64_t n, uint32_t width)
+{
+    struct berth_parakeet_cuda_launch launch = {};
+    uint64_t pairs = n * width / 2;
+    void *arguments[] = {&values, &bias, &scale, &pairs, &width};
+    if (width % 2 != 0) {
+        berth_parakeet_cuda_refuse(device, "linear: no kernel for a scaled bias of", (long)width);
+        return;
+    }
+    launch.name = "bias";
+    launch.kernel = (const void *)bias_kernel;
+    launch.grid = dim3((unsigned)((pairs + ACTIVATE_THREADS - 1) / ACTIVATE_THREADS));
+    launch.block = dim3(ACTIVATE_THREADS);
+    berth_parakeet_cuda_run(device, &launch, arguments);
+}
+
+/* Numbers between -1 and 1 that are no pattern (a product of zeros runs faster than a real one). */
+static __global__ void noise_kernel(uint32_t *pairs, uint64_t count, uint32_t seed)
+{
+    for (uint64_t at = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count;
+         at += (uint64_t)gridDim.x * blockDim.x) {
+        uint32_t x = (uint32_t)at * 2654435761u + seed;
+        x = (x ^ (x >> 16)) * 2246822519u;
+        x = (x ^ (x >> 13)) * 3266489917u;
+        x ^= x >> 16;
+        pairs[at] = pack2((float)(x & 0xffff) / 32768.0f - 1.0f, (float)(x >> 16) / 32768.0f - 1.0f);
+    }
+}
+
+cudaError_t berth_parakeet_cuda_noise(void *to, size_t bytes, uint32_t seed, cudaStream_t stream)
+{
+    noise_kernel<<<512, 256, 0, stream>>>((uint32_t *)to, bytes / 4, seed);
+    return cudaGetLastError();
+}

@@ -1,0 +1,100 @@
+/* cuda_graphs.c - recorded graphs of the CUDA back end: one for each key, the least used dropped.
+ *
+ * A graph holds addresses, not contents: weights unmapped and mapped again at the same addresses,
+ * or loaded anew, need no new capture. Capture is relaxed, because choosing a product's algorithm
+ * works on another stream meanwhile (linear.c).
+ */
+#include "engine/parakeet/cuda/cuda_device.h"
+
+static struct berth_parakeet_cuda_graph *find(struct berth_parakeet_device *device, uint64_t key);
+static struct berth_parakeet_cuda_graph *make_room(struct berth_parakeet_device *device);
+static void forget(struct berth_parakeet_device *device, struct berth_parakeet_cuda_graph *graph);
+
+bool berth_parakeet_cuda_record(struct berth_parakeet_device *device, uint64_t key)
+{
+    (void)cudaSetDevice(device->ordinal);
+    if (find(device, key) != NULL) {
+        return false;
+    }
+    cudaError_t error = cudaStreamBeginCapture(device->stream, cudaStreamCaptureModeRelaxed);
+    berth_parakeet_cuda_fail(device, "recording a graph", error);
+    device->recording = error == cudaSuccess;
+    device->recording_key = key;
+    return true;
+}
+
+void berth_parakeet_cuda_play(struct berth_parakeet_device *device, uint64_t key)
+{
+    (void)cudaSetDevice(device->ordinal);
+    if (device->recording) {
+        cudaGraph_t graph = NULL;
+        cudaGraphExec_t exec = NULL;
+        cudaError_t error = cudaStreamEndCapture(device->stream, &graph);
+        device->recording = false;
+        berth_parakeet_cuda_fail(device, "ending a graph", error);
+        if (error == cudaSuccess && device->error_text[0] == '\0') {
+            error = cudaGraphInstantiate(&exec, graph, 0);
+            berth_parakeet_cuda_fail(device, "making a graph", error);
+        }
+        if (graph != NULL) {
+            (void)cudaGraphDestroy(graph);
+        }
+        if (exec != NULL) {
+            struct berth_parakeet_cuda_graph *place = make_room(device);
+            place->key = device->recording_key;
+            place->exec = exec;
+            place->used_at = ++device->play_count;
+        }
+    }
+    struct berth_parakeet_cuda_graph *graph = find(device, key);
+    if (graph != NULL) {
+        graph->used_at = ++device->play_count;
+        berth_parakeet_cuda_fail(device, "playing a graph",
+                                 cudaGraphLaunch(graph->exec, device->stream));
+    } else if (device->error_text[0] == '\0') {
+        berth_parakeet_cuda_refuse(device, "no graph of key", (long)key);
+    }
+}
+
+void berth_parakeet_cuda_drop(struct berth_parakeet_device *device)
+{
+    (void)cudaSetDevice(device->ordinal);
+    for (int i = 0; i < BERTH_PARAKEET_CUDA_GRAPHS_MAX; i++) {
+        if (device->graphs[i].used_at != 0) {
+            forget(device, &device->graphs[i]);
+        }
+    }
+}
+
+static struct berth_parakeet_cuda_graph *find(struct berth_parakeet_device *device, uint64_t key)
+{
+    for (int i = 0; i < BERTH_PARAKEET_CUDA_GRAPHS_MAX; i++) {
+        if (device->graphs[i].used_at != 0 && device->graphs[i].key == key) {
+            return &device->graphs[i];
+        }
+    }
+    return NULL;
+}
+
+/* A free place, or that of the graph played longest ago. */
+static struct berth_parakeet_cuda_graph *make_room(struct berth_parakeet_device *device)
+{
+    struct berth_parakeet_cuda_graph *oldest = &device->graphs[0];
+    for (int i = 1; i < BERTH_PARAKEET_CUDA_GRAPHS_MAX; i++) {
+        if (device->graphs[i].used_at < oldest->used_at) {
+            oldest = &device->graphs[i];
+        }
+    }
+    if (oldest->used_at != 0) {
+        forget(device, oldest);
+    }
+    return oldest;
+}
+
+static void forget(struct berth_parakeet_device *device, struct berth_parakeet_cuda_graph *graph)
+{
+    berth_parakeet_cuda_fail(device, "before dropping a graph",
+                             cudaStreamSynchronize(device->stream)); /* it may be playing */
+    berth_parakeet_cuda_fail(device, "dropping a graph", cudaGraphExecDestroy(graph->exec));
+    *graph = (struct berth_parakeet_cuda_graph){0};
+}

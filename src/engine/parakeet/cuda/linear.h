@@ -1,0 +1,26 @@
+/* linear.h - what linear.c and activate.cu have in common; linear itself is in cuda_device.h.
+ *
+ * Threads: as the device's; berth_parakeet_cuda_noise on the stream it is given.
+ */
+#ifndef BERTH_LINEAR_H
+#define BERTH_LINEAR_H
+
+#include "engine/parakeet/cuda/cuda_device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* In place, on bf16. */
+void berth_parakeet_cuda_silu(struct berth_parakeet_device *device, void *values, uint64_t count);
+/* values [n][width] += scale x bias [width]. */
+void berth_parakeet_cuda_bias(struct berth_parakeet_device *device, void *values, const void *bias,
+                              float scale, uint64_t n, uint32_t width);
+/* Fills memory with bf16 numbers between -1 and 1. */
+cudaError_t berth_parakeet_cuda_noise(void *to, size_t bytes, uint32_t seed, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

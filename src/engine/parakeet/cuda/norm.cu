@@ -1,0 +1,242 @@
+/* norm.cu - layer norm over the last dimension, once or twice in one pass over memory.
+ *
+ * Mean and variance are float32, in two passes over registers: a vector is read once and kept. A
+ * vector has one warp (many vectors: no barrier, four loads in flight a lane) or a block of four
+ * warps (few vectors, where time is latency; or wide ones).
+ */
+#include "engine/parakeet/cuda/cuda_device.h"
+#include "engine/parakeet/cuda/kernels.cuh"
+
+#define NORM_EPSILON 1e-5f
+#define NORM_THREADS 128
+#define NORM_HIDDEN_MAX 4096
+
+struct norm_args {
+    const uint4 *in;  /* [n][pieces], each eight bf16 */
+    uint4 *through;   /* the first norm's; NULL: there is one norm only */
+    uint4 *out;       /* the last norm's */
+    const float *gamma, *beta;               /* of the first norm */
+    const float *second_gamma, *second_beta; /* NULL: there is one norm only */
+    uint32_t n, pieces;
+};
+
+/* A sum over the vector's WARPS warps, the same in all threads. row: WARPS floats in shared memory
+ * that no other sum uses, so that one barrier is enough. */
+template <int WARPS>
+static __device__ __forceinline__ float vector_sum(float value, float *row)
+{
+    value = warp_sum(value);
+    if (WARPS == 1) {
+        return value;
+    }
+    if ((threadIdx.x & 31) == 0) {
+        row[threadIdx.x >> 5] = value;
+    }
+    __syncthreads();
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        sum += row[w];
+    }
+    return sum;
+}
+
+/* What a thread needs of gamma and beta. */
+template <int PIECES> struct norm_weights {
+    float4 gamma[PIECES][2], beta[PIECES][2];
+};
+
+template <int WARPS, int PIECES>
+static __device__ __forceinline__ void weights_load(struct norm_weights<PIECES> *weights,
+                                                    const float *gamma, const float *beta,
+                                                    uint32_t pieces)
+{
+    const uint32_t thread = threadIdx.x % (WARPS * 32);
+#pragma unroll
+    for (int at = 0; at < PIECES; at++) {
+        const uint32_t piece = thread + at * WARPS * 32;
+        if (piece < pieces) {
+            weights->gamma[at][0] = ((const float4 *)gamma)[2 * piece];
+            weights->gamma[at][1] = ((const float4 *)gamma)[2 * piece + 1];
+            weights->beta[at][0] = ((const float4 *)beta)[2 * piece];
+            weights->beta[at][1] = ((const float4 *)beta)[2 * piece + 1];
+        }
+    }
+}
+
+static __device__ __forceinline__ void apply4(float *values, float factor, float4 gamma,
+                                              float4 beta)
+{
+    values[0] = values[0] * factor * gamma.x + beta.x;
+    values[1] = values[1] * factor * gamma.y + beta.y;
+    values[2] = values[2] * factor * gamma.z + beta.z;
+    values[3] = values[3] * factor * gamma.w + beta.w;
+}
+
+/* Mean to 0 and variance to 1 of what the thread has of the vector: pieces thread, thread + WARPS *
+ * 32, ... Returns the factor, not applied yet; shared has two rows of WARPS floats. */
+template <int WARPS, int PIECES>
+static __device__ __forceinline__ float centre(float values[PIECES][8], uint32_t pieces,
+                                               float *shared)
+{
+    const uint32_t thread = threadIdx.x % (WARPS * 32);
+    const float over = 1.0f / (float)(pieces * 8);
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int at = 0; at < PIECES; at++) {
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            sum += values[at][e]; /* zero past the vector's end */
+        }
+    }
+    const float mean = vector_sum<WARPS>(sum, shared) * over;
+#pragma unroll
+    for (int at = 0; at < PIECES; at++) {
+        const bool there = thread + at * WARPS * 32 < pieces;
+#pragma unroll
+        for (int e = 0; e < 8; e++) {
+            values[at][e] = there ? values[at][e] - mean : 0.0f;
+            squares += values[at][e] * values[at][e];
+        }
+    }
+    return rsqrtf(vector_sum<WARPS>(squares, shared + WARPS) * over + NORM_EPSILON);
+}
+
+template <int WARPS, int PIECES>
+static __device__ __forceinline__ void apply(float values[PIECES][8], float factor,
+                                             const struct norm_weights<PIECES> *weights,
+                                             uint32_t pieces)
+{
+    const uint32_t thread = threadIdx.x % (WARPS * 32);
+#pragma unroll
+    for (int at = 0; at < PIECES; at++) {
+        if (thread + at * WARPS * 32 < pieces) {
+            apply4(values[at], factor, weights->gamma[at][0], weights->beta[at][0]);
+            apply4(values[at] + 4, factor, weights->gamma[at][1], weights->beta[at][1]);
+        }
+    }
+}
+
+template <int WARPS, int PIECES>
+static __device__ __forceinline__ void vector_store(const float values[PIECES][8], uint4 *to,
+                                                    uint32_t pieces)
+{
+    const uint32_t thread = threadIdx.x % (WARPS * 32);
+#pragma unroll
+    for (int at = 0; at < PIECES; at++) {
+        const uint32_t piece = thread + at * WARPS * 32;
+        if (piece < pieces) {
+            to[piece] = pack8(values[at]);
+        }
+    }
+}
+
+/* in [n][8 pieces] -> out, and through when there are two norms. 128 threads a block, WARPS of its
+ * warps a vector. Moves 2 bytes an element in and 2 (4) out. CPU twin: norm, norm_twice of cpu.c.
+ * The second norm takes the first's results as they are, before they are rounded to bf16. Where
+ * registers allow, gamma and beta are on their way before the kernel before this one has ended. */
+template <int WARPS, int PIECES>
+static __global__ void __launch_bounds__(NORM_THREADS)
+    norm_kernel(const __grid_constant__ struct norm_args args)
+{
+    __shared__ float shared[4][WARPS];
+    const uint32_t vector = blockIdx.x * (NORM_THREADS / 32 / WARPS) + threadIdx.x / (WARPS * 32);
+    const uint32_t thread = threadIdx.x % (WARPS * 32);
+    const bool twice = args.through != nullptr;
+    float values[PIECES][8];
+    struct norm_weights<PIECES> first, second;
+    if (PIECES == 1) {
+        weights_load<WARPS, PIECES>(&first, args.gamma, args.beta, args.pieces);
+        if (twice) {
+            weights_load<WARPS, PIECES>(&second, args.second_gamma, args.second_beta, args.pieces);
+        }
+    }
+    berth_parakeet_cuda_wait();
+    berth_parakeet_cuda_next();
+    if (vector >= args.n) {
+        return; /* all threads of a vector at once: no barrier waits for them */
+    }
+    const uint64_t start = (uint64_t)vector * args.pieces;
+#pragma unroll
+    for (int at = 0; at < PIECES; at++) {
+        const uint32_t piece = thread + at * WARPS * 32;
+        const uint4 got = piece < args.pieces ? args.in[start + piece] : make_uint4(0, 0, 0, 0);
+        unpack8(got, values[at]);
+    }
+    float factor = centre<WARPS, PIECES>(values, args.pieces, shared[0]);
+    if (PIECES != 1) {
+        weights_load<WARPS, PIECES>(&first, args.gamma, args.beta, args.pieces);
+    }
+    apply<WARPS, PIECES>(values, factor, &first, args.pieces);
+    if (twice) {
+        vector_store<WARPS, PIECES>(values, args.through + start, args.pieces);
+        factor = centre<WARPS, PIECES>(values, args.pieces, shared[2]);
+        if (PIECES != 1) {
+            weights_load<WARPS, PIECES>(&second, args.second_gamma, args.second_beta, args.pieces);
+        }
+        apply<WARPS, PIECES>(values, factor, &second, args.pieces);
+    }
+    vector_store<WARPS, PIECES>(values, args.out + start, args.pieces);
+}
+
+template <int WARPS, int PIECES>
+static void launch(struct berth_parakeet_device *device, struct norm_args *args)
+{
+    const uint32_t vectors = NORM_THREADS / 32 / WARPS; /* a block */
+    struct berth_parakeet_cuda_launch launch = {};
+    void *arguments[] = {args};
+    launch.name = "norm";
+    launch.kernel = (const void *)norm_kernel<WARPS, PIECES>;
+    launch.grid = dim3((args->n + vectors - 1) / vectors);
+    launch.block = dim3(NORM_THREADS);
+    berth_parakeet_cuda_run(device, &launch, arguments);
+}
+
+static void run(struct berth_parakeet_device *device, struct norm_args *args, uint64_t n,
+                uint32_t hidden)
+{
+    if (hidden % 8 != 0 || hidden > NORM_HIDDEN_MAX || n > UINT32_MAX / 2) {
+        berth_parakeet_cuda_refuse(device, "norm: no kernel for a width of", (long)hidden);
+        return;
+    }
+    args->n = (uint32_t)n;
+    args->pieces = hidden / 8;
+    const bool few = n <= 8u * (uint64_t)device->sm_count;
+    if (hidden <= 256) {
+        launch<1, 1>(device, args);
+    } else if (hidden <= 1024 && !few) {
+        launch<1, 4>(device, args);
+    } else if (hidden <= 1024) {
+        launch<4, 1>(device, args);
+    } else {
+        launch<4, 4>(device, args);
+    }
+}
+
+void berth_parakeet_cuda_norm(struct berth_parakeet_device *device,
+                              const struct berth_parakeet_norm *norm, const void *in, void *out,
+                              uint64_t n, uint32_t hidden)
+{
+    struct norm_args args = {};
+    args.in = (const uint4 *)in;
+    args.out = (uint4 *)out;
+    args.gamma = norm->gamma;
+    args.beta = norm->beta;
+    run(device, &args, n, hidden);
+}
+
+void berth_parakeet_cuda_norm_twice(struct berth_parakeet_device *device,
+                                    const struct berth_parakeet_norm *first,
+                                    const struct berth_parakeet_norm *second, const void *in,
+                                    void *through, void *out, uint64_t n, uint32_t hidden)
+{
+    struct norm_args args = {};
+    args.in = (const uint4 *)in;
+    args.through = (uint4 *)through;
+    args.out = (uint4 *)out;
+    args.gamma = first->gamma;
+    args.beta = first->beta;
+    args.second_gamma = second->gamma;
+    args.second_beta = second->beta;
+    run(device, &args, n, hidden);
+}
