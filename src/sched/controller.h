@@ -99,6 +99,7 @@ struct berth_copy {
     struct berth_device *device;
     struct berth_model_spec *spec; /* retained */
     uint64_t load_id;
+    uint64_t epoch;                /* the worker's, in which it was loaded (R10) */
     enum berth_copy_state state;
     bool abandoned;                /* LOADING, but nobody wants it any more */
     bool evicted;                  /* RETIRING to make room */
@@ -185,6 +186,7 @@ struct berth_sched {
 /* ticket.c - the way of one request through the controller. */
 void berth_ticket_take(struct berth_ticket *ticket);    /* it arrived */
 void berth_ticket_enqueue(struct berth_ticket *ticket, struct berth_copy *copy);
+void berth_ticket_requeue(struct berth_ticket *ticket); /* QUEUED in a copy that is lost (R10) */
 void berth_ticket_start(struct berth_ticket *ticket);   /* a worker gets it; off its list */
 /* A worker gave it back with its answer, of which the ticket takes part. */
 void berth_ticket_return(struct berth_ticket *ticket, struct berth_part *part,
@@ -222,6 +224,7 @@ void berth_copy_destroy(struct berth_copy *copy);       /* NULL is fine; PENDING
 void berth_copy_retire(struct berth_copy *copy);        /* no new work; unloads when it is idle */
 void berth_copy_settle(struct berth_copy *copy);        /* a ticket has left it */
 void berth_copy_measure(struct berth_copy *copy, uint64_t bytes); /* held after a run; 0: unknown */
+void berth_device_lost(struct berth_sched *sched, struct berth_device *device); /* R10 */
 void berth_copies_pump(struct berth_sched *sched);      /* starts the loads that may start */
 
 /* seats.c */

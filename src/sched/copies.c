@@ -2,7 +2,7 @@
  *
  *     PENDING -> LOADING -> WARM -> RETIRING -> UNLOADING -> gone
  *
- * Rules R1 to R9 in residency/README.md. A copy that is no longer wanted while it loads is
+ * Rules R1 to R10 in residency/README.md. A copy that is no longer wanted while it loads is
  * abandoned: the load is not torn down half-way, its end is followed by the unload.
  */
 #include <inttypes.h>
@@ -14,7 +14,9 @@ static enum berth_code make_room(struct berth_copy *copy, struct berth_err *err)
 static void evict(struct berth_residency *ledger, uint64_t more);
 static uint64_t bytes_wanted(const struct berth_copy *copy);
 static uint64_t room_of(const struct berth_residency *ledger);
-static struct berth_device *roomiest(struct berth_sched *sched);
+static struct berth_device *best_device(const struct berth_copy *copy);
+static void lose(struct berth_copy *copy);
+static void lose_slots(struct berth_copy *copy, const struct berth_err *err);
 static void send_load(struct berth_copy *copy);
 static void deliver_loaded(struct berth_post *post);
 static enum berth_code settle_in(struct berth_copy *copy, struct berth_err *err);
@@ -93,6 +95,23 @@ void berth_copy_settle(struct berth_copy *copy)
     }
 }
 
+/* R10. Those under way (LOADING, UNLOADING, a run) come back by themselves. */
+void berth_device_lost(struct berth_sched *sched, struct berth_device *device)
+{
+    berth_worker_fault_seen(device->worker);
+    uint64_t epoch = atomic_load(&device->worker->epoch);
+    BERTH_LIST_EACH(link, &sched->runtimes) {
+        struct berth_runtime *runtime = BERTH_CONTAINER_OF(link, struct berth_runtime, link);
+        BERTH_LIST_EACH_SAFE(at, &runtime->copies) {
+            struct berth_copy *copy = BERTH_CONTAINER_OF(at, struct berth_copy, link);
+            bool loaded = copy->state == BERTH_COPY_WARM || copy->state == BERTH_COPY_RETIRING;
+            if (loaded && copy->device == device && copy->epoch != epoch) {
+                lose(copy);
+            }
+        }
+    }
+}
+
 /* Arenas grow with the inputs they see: what counts is the most it ever held (R2). Idle models make
  * room for it; where there are none, only new loads are refused. */
 void berth_copy_measure(struct berth_copy *copy, uint64_t bytes)
@@ -130,10 +149,52 @@ void berth_copies_pump(struct berth_sched *sched)
     }
 }
 
+/* What had not begun waits for a new copy; what lived in the old one is answered. The unload that
+ * follows only gives its bytes back. */
+static void lose(struct berth_copy *copy)
+{
+    struct berth_runtime *runtime = copy->runtime;
+    struct berth_err err = {0};
+    bool was_current = runtime->current == copy;
+    (void)berth_fail(&err, BERTH_UNAVAILABLE, "its worker process has ended");
+    berth_log_warn("sched", 0, "lost with its worker model=%s version=%" PRIu64,
+                   runtime->model->name, runtime->model->version);
+    copy->ticket_count++; /* so that it does not go half-way */
+    berth_copy_retire(copy);
+    lose_slots(copy, &err);
+    if (was_current && runtime->next == NULL) {
+        berth_model_set_state(runtime->model, BERTH_STATE_EVICTING, err.msg);
+        if (runtime->keep && !copy->sched->closing &&
+            berth_runtime_load(runtime, berth_spec_retain(copy->spec), &err) != BERTH_OK) {
+            berth_log_err(BERTH_LOG_ERROR, "sched", 0, &err);
+        }
+    }
+    struct berth_ticket *ticket;
+    while ((ticket = berth_batcher_next(copy->batcher, NULL)) != NULL) {
+        berth_ticket_requeue(ticket);
+    }
+    copy->ticket_count--;
+    berth_dispatch_mark(copy);
+    berth_copy_settle(copy);
+}
+
+/* Their slots are free when the drops have come back. */
+static void lose_slots(struct berth_copy *copy, const struct berth_err *err)
+{
+    for (size_t i = 0; i < copy->seat_count; i++) {
+        struct berth_seat *seat = &copy->seats[i];
+        for (uint32_t slot = 0; slot < seat->slot_count; slot++) {
+            if (seat->slots[slot] != NULL && !seat->slots[slot]->answered) {
+                berth_ticket_answer(seat->slots[slot], NULL, err);
+            }
+        }
+    }
+}
+
 /* OK: its bytes are reserved. BUSY: they will be when what leaves is gone. */
 static enum berth_code make_room(struct berth_copy *copy, struct berth_err *err)
 {
-    copy->device = roomiest(copy->sched);
+    copy->device = best_device(copy);
     struct berth_residency *ledger = &copy->device->ledger;
     uint64_t bytes = bytes_wanted(copy);
     enum berth_code code = berth_residency_reserve(ledger, &copy->lease, bytes, err);
@@ -187,15 +248,24 @@ static uint64_t room_of(const struct berth_residency *ledger)
     return ledger->bytes_used < ledger->bytes_max ? ledger->bytes_max - ledger->bytes_used : 0;
 }
 
-static struct berth_device *roomiest(struct berth_sched *sched)
+/* A GPU where the model can run on one, else the CPU; of several the one with the most room. */
+static struct berth_device *best_device(const struct berth_copy *copy)
 {
-    struct berth_device *best = &sched->devices[0];
-    for (size_t i = 1; i < sched->device_count; i++) {
-        if (room_of(&sched->devices[i].ledger) > room_of(&best->ledger)) {
-            best = &sched->devices[i];
+    struct berth_sched *sched = copy->sched;
+    struct berth_device *best = NULL;
+    for (size_t i = 0; i < sched->device_count; i++) {
+        struct berth_device *device = &sched->devices[i];
+        if (!berth_worker_suits(device->worker, copy->spec)) {
+            continue;
+        }
+        bool gpu = berth_worker_is_gpu(device->worker);
+        bool best_gpu = best != NULL && berth_worker_is_gpu(best->worker);
+        if (best == NULL || (gpu && !best_gpu) ||
+            (gpu == best_gpu && room_of(&device->ledger) > room_of(&best->ledger))) {
+            best = device;
         }
     }
-    return best;
+    return best != NULL ? best : &sched->devices[0];
 }
 
 static void send_load(struct berth_copy *copy)
@@ -221,6 +291,9 @@ static void deliver_loaded(struct berth_post *post)
     struct berth_runtime *runtime = copy->runtime;
     struct berth_err err = msg->err;
     copy->sched->loads_under_way--;
+    if (err.code == BERTH_OK && msg->epoch != atomic_load(&copy->device->worker->epoch)) {
+        (void)berth_fail(&err, BERTH_UNAVAILABLE, "its worker process has ended"); /* R10 */
+    }
     if (err.code != BERTH_OK) {
         runtime->stamp_failed = copy->spec->files_stamp;
         bool abandoned = copy->abandoned;
@@ -235,6 +308,7 @@ static void deliver_loaded(struct berth_post *post)
         return;
     }
     note_load(copy);
+    copy->epoch = msg->epoch;
     copy->state = BERTH_COPY_WARM;
     enum berth_code code = copy->abandoned ? BERTH_OK : settle_in(copy, &err);
     berth_residency_unpin(&copy->lease, copy->sched->now_ns);

@@ -15,6 +15,8 @@
 #define TURN_ROUNDS_MAX 16 /* of the queue, before timers and dispatch get their turn */
 
 static enum berth_code setup_devices(struct berth_sched *sched, struct berth_err *err);
+static void deliver_fault(struct berth_post *post);
+static void stop_faults(struct berth_sched *sched);
 static void deliver_submit(struct berth_post *post);
 static void deliver_cancel(struct berth_post *post);
 static void deliver_admin(struct berth_post *post);
@@ -218,11 +220,34 @@ static enum berth_code setup_devices(struct berth_sched *sched, struct berth_err
         struct berth_device *device = &sched->devices[i];
         device->worker = options->workers[i];
         device->worker->replies = &sched->queue;
+        device->worker->fault.deliver = deliver_fault;
+        device->worker->state = sched;
         berth_residency_init(&device->ledger, device->worker->bytes_max);
         berth_list_init(&device->ready);
         sched->bytes_models_max += device->worker->bytes_max;
     }
     return BERTH_OK;
+}
+
+static void deliver_fault(struct berth_post *post)
+{
+    struct berth_worker *worker = BERTH_CONTAINER_OF(post, struct berth_worker, fault);
+    struct berth_sched *sched = worker->state;
+    for (size_t i = 0; i < sched->device_count; i++) {
+        if (sched->devices[i].worker == worker) {
+            berth_device_lost(sched, &sched->devices[i]);
+        }
+    }
+}
+
+/* The queue ends: what a worker has posted to it must be out of it, and nothing more may come. */
+static void stop_faults(struct berth_sched *sched)
+{
+    for (size_t i = 0; i < sched->device_count; i++) {
+        while (!berth_worker_fault_stop(sched->devices[i].worker)) {
+            handle_posts(sched);
+        }
+    }
 }
 
 static void deliver_submit(struct berth_post *post)
@@ -390,5 +415,6 @@ static void close_all(struct berth_sched *sched)
         }
         berth_queue_wait(&sched->queue, 0);
     }
+    stop_faults(sched);
     handle_posts(sched); /* cancels of what has been answered */
 }

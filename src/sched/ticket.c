@@ -81,6 +81,25 @@ void berth_ticket_enqueue(struct berth_ticket *ticket, struct berth_copy *copy)
     berth_dispatch_mark(copy);
 }
 
+void berth_ticket_requeue(struct berth_ticket *ticket)
+{
+    struct berth_copy *copy = ticket->copy;
+    BERTH_ASSERT(ticket->state == BERTH_TICKET_QUEUED);
+    berth_batcher_remove(copy->batcher, ticket);
+    berth_list_remove(&ticket->age_link);
+    ticket->state = BERTH_TICKET_POSTED;
+    ticket->copy = NULL;
+    ticket->delayed = false;
+    ticket->t_timeout_ns = 0;
+    copy->ticket_count--;
+    berth_residency_unpin(&copy->lease, ticket->sched->now_ns);
+    if (ticket->runtime->current != NULL) {
+        berth_ticket_enqueue(ticket, ticket->runtime->current);
+    } else {
+        berth_runtime_want(ticket);
+    }
+}
+
 void berth_ticket_start(struct berth_ticket *ticket)
 {
     struct berth_copy *copy = ticket->copy;
@@ -133,6 +152,7 @@ void berth_ticket_answer(struct berth_ticket *ticket, struct berth_part *part,
     berth_count_end(ticket, err == NULL ? BERTH_OK : err->code);
     if (ticket->state == BERTH_TICKET_RUNNING) {
         atomic_store(&ticket->request->cancelled, true); /* S11: the worker need not go on */
+        berth_worker_cancel(ticket->copy->device->worker);
     }
     bool first = berth_request_complete(ticket->request, part, err);
     BERTH_ASSERT(first); /* S3: nobody else completes it */

@@ -2,9 +2,12 @@
 #include "worker/worker.h"
 
 #include <stddef.h>
+#include <string.h>
 
 #define INSTANCES_MAX 64
 #define STEP_INSTANCES_MAX 4
+
+static uint32_t gpu_instances(const struct berth_model_spec *spec, uint32_t fallback);
 
 void berth_worker_send(struct berth_worker *worker, struct berth_worker_msg *msg)
 {
@@ -13,11 +16,58 @@ void berth_worker_send(struct berth_worker *worker, struct berth_worker_msg *msg
     worker->ops->send(worker, msg);
 }
 
+void berth_worker_cancel(struct berth_worker *worker)
+{
+    if (worker->ops->cancel != NULL) {
+        worker->ops->cancel(worker);
+    }
+}
+
 void berth_worker_destroy(struct berth_worker *worker)
 {
     if (worker != NULL) {
         worker->ops->destroy(worker);
     }
+}
+
+bool berth_worker_is_gpu(const struct berth_worker *worker)
+{
+    return strncmp(worker->device, "cuda", 4) == 0;
+}
+
+/* A config that names no kind leaves the choice to us, as AUTO does. A GPU that is asked for and
+ * not there, or whose engine is not, is no error: the CPU serves. */
+bool berth_worker_suits(const struct berth_worker *worker, const struct berth_model_spec *spec)
+{
+    bool gpu = berth_worker_is_gpu(worker);
+    bool kind_fits = !gpu || spec->group_count == 0;
+    for (size_t i = 0; i < spec->group_count && gpu; i++) {
+        kind_fits = kind_fits || spec->groups[i].kind == BERTH_KIND_GPU ||
+                    spec->groups[i].kind == BERTH_KIND_AUTO;
+    }
+    bool engine_fits = worker->engines == NULL;
+    for (size_t i = 0; worker->engines != NULL && worker->engines[i] != NULL; i++) {
+        engine_fits = engine_fits ||
+                      (spec->engine != NULL && strcmp(worker->engines[i], spec->engine) == 0);
+    }
+    return kind_fits && engine_fits;
+}
+
+void berth_worker_fault_post(struct berth_worker *worker)
+{
+    if (!atomic_exchange(&worker->fault_out, true)) {
+        berth_queue_post(worker->replies, &worker->fault.link);
+    }
+}
+
+void berth_worker_fault_seen(struct berth_worker *worker)
+{
+    atomic_store(&worker->fault_out, false);
+}
+
+bool berth_worker_fault_stop(struct berth_worker *worker)
+{
+    return !atomic_exchange(&worker->fault_out, true);
 }
 
 /* Why not one instance for step models: a long encoder call of one row would hold up the short
@@ -33,6 +83,20 @@ uint32_t berth_worker_instances(const struct berth_worker *worker,
             fallback = STEP_INSTANCES_MAX;
         }
     }
-    uint32_t count = berth_spec_instances(spec, fallback == 0 ? 1 : fallback);
+    fallback = fallback == 0 ? 1 : fallback;
+    uint32_t count = berth_worker_is_gpu(worker) ? gpu_instances(spec, fallback)
+                                                 : berth_spec_instances(spec, fallback);
     return count == 0 ? 1 : count > INSTANCES_MAX ? INSTANCES_MAX : count;
+}
+
+/* As berth_spec_instances, for a GPU. */
+static uint32_t gpu_instances(const struct berth_model_spec *spec, uint32_t fallback)
+{
+    uint64_t count = 0;
+    for (size_t i = 0; i < spec->group_count; i++) {
+        if (spec->groups[i].kind == BERTH_KIND_GPU || spec->groups[i].kind == BERTH_KIND_AUTO) {
+            count += spec->groups[i].count;
+        }
+    }
+    return count == 0 ? fallback : count < UINT32_MAX ? (uint32_t)count : UINT32_MAX;
 }

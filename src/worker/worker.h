@@ -2,14 +2,17 @@
  *
  * A worker is one partition of one device. The controller sends it messages and gets each message
  * back, on the controller's queue, with its results filled in: nothing is allocated on the way
- * home. Implementations: thread (thread.c: run threads and loader threads of this process); process
- * and simulator come beside it. Tensors in messages are slab ranges, never pointers.
+ * home. Implementations: thread (thread.c: run threads and loader threads of this process) and
+ * process (process_worker.c: the same in a process of its own, host.c). A simulator comes beside
+ * them. Tensors in messages are slab ranges, never pointers.
  *
  * Threads: send from the controller only. A message belongs to the worker until it comes back.
+ * Rules:   README.md here, P1 to P9.
  */
 #ifndef BERTH_WORKER_H
 #define BERTH_WORKER_H
 
+#include <stdatomic.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -48,6 +51,7 @@ struct berth_worker_msg {
     uint64_t bytes_used;             /* LOAD, RUN, STEP: what the model holds then; 0: unknown */
     uint32_t instance_count;         /* LOAD: instances made */
     uint32_t slots;                  /* LOAD: per instance, for step models */
+    uint64_t epoch;                  /* LOAD: the worker's epoch in which it was loaded */
     void *state;                     /* the controller's own */
 };
 
@@ -57,6 +61,8 @@ struct berth_worker_ops {
     const char *name;
     /* Takes the message until it is posted on `replies`. Never blocks, never fails. */
     void (*send)(struct berth_worker *worker, struct berth_worker_msg *msg);
+    /* Optional. A request of a row it has was cancelled; NULL: its engines see the request. */
+    void (*cancel)(struct berth_worker *worker);
     /* Ends all threads; every message sent has been posted back when it returns. */
     void (*destroy)(struct berth_worker *worker);
 };
@@ -67,6 +73,13 @@ struct berth_worker {
     const char *device;          /* "cpu:0" */
     uint32_t parallel_max;       /* RUN and STEP messages it works on at a time */
     uint64_t bytes_max;          /* memory its models may hold together */
+    const char *const *engines;  /* models of these engines only, ended by NULL; NULL: of all */
+    /* A worker may lose all it has loaded (its process ended): it counts `epoch` on, and posts
+     * `fault`. What was loaded in an earlier epoch is gone then, and its memory free. */
+    _Atomic uint64_t epoch;
+    struct berth_post fault;     /* the controller sets deliver, before the first send */
+    atomic_bool fault_out;       /* posted and not seen yet */
+    void *state;                 /* the controller's own */
 };
 
 struct berth_worker_options {
@@ -77,13 +90,38 @@ struct berth_worker_options {
     struct berth_slabs *slabs;
     /* NULL: berth_engine_find; tests put their own engines here. */
     const struct berth_engine_ops *(*engine_find)(const char *name);
+    const char *const *engines; /* see berth_worker; lives as long as the worker */
+    /* Of a process only. */
+    const char *program;     /* that has the command `worker`; NULL: this executable */
+    uint32_t engine_threads; /* of its operator pool */
+    uint64_t bytes_budget;   /* of its own slabs: inputs and outputs of what runs */
+    uint64_t start_ns_max;   /* until it says it is ready; 0: 60 s */
 };
 
 enum berth_code berth_worker_thread_create(const struct berth_worker_options *options,
                                            struct berth_worker **out,
                                            struct berth_err *err) BERTH_MUST_USE;
+/* Starts the process and does not wait for it; one that does not start fails what is sent. */
+enum berth_code berth_worker_process_create(const struct berth_worker_options *options,
+                                            struct berth_worker **out,
+                                            struct berth_err *err) BERTH_MUST_USE;
 void berth_worker_send(struct berth_worker *worker, struct berth_worker_msg *msg);
+void berth_worker_cancel(struct berth_worker *worker);
 void berth_worker_destroy(struct berth_worker *worker); /* NULL is fine */
+
+/* Can models of this spec run there? By their engine and by the kinds their config names. */
+bool berth_worker_suits(const struct berth_worker *worker, const struct berth_model_spec *spec);
+bool berth_worker_is_gpu(const struct berth_worker *worker);
+
+/* The worker posts its fault, unless one is out that has not been seen. */
+void berth_worker_fault_post(struct berth_worker *worker);
+/* The controller has it, and reads the epoch after this. */
+void berth_worker_fault_seen(struct berth_worker *worker);
+/* No more of them: true when none is out and none will be. Else wait for the one that is out. */
+bool berth_worker_fault_stop(struct berth_worker *worker) BERTH_MUST_USE;
+
+/* `berth worker --fd N`: what such a process does, until its server is gone. Exit status. */
+int berth_worker_host_main(int argc, char **argv);
 
 /* How many instances a described model gets on a worker: what its config says (at most 64), else
  * one; for step models, whose rows share an instance, one for each thread, at most four. */

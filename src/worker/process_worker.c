@@ -1,0 +1,759 @@
+/* process_worker.c - the worker whose work is done by a process of its own (host.c).
+ *
+ * The controller's messages go to one I/O thread over a queue; it owns the socket and all that is
+ * known of the child. It sends a message in pieces (the head, then each row) as far as the socket
+ * takes them, and never waits for the child. DESCRIBE only reads files and is done here, by a
+ * thread that is made for the first of them, so that a spec need not travel back.
+ *
+ * A child that ends, misbehaves or hangs is killed and reaped; then all it had comes home as
+ * UNAVAILABLE, the controller is told that what was loaded is gone (P4), and another one is
+ * started, after a pause that grows while they end early (P5). Rejected: sending again what was
+ * under way (a request that kills its worker would kill the next one too).
+ */
+#include "worker/process_worker.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+#define EVENTS_MAX 2
+#define MESSAGES_AT_ONCE 256
+#define START_NS_DEFAULT (60 * BERTH_NS_PER_S)
+#define REAP_NS (10 * BERTH_NS_PER_MS)    /* how often a child that ends is looked at */
+#define REAP_NS_MAX (2 * BERTH_NS_PER_S)  /* then its messages go home all the same */
+#define HANG_NS_MAX (30 * BERTH_NS_PER_S) /* of a message that nobody waits for */
+#define HANG_LOOK_NS BERTH_NS_PER_S
+
+static void send(struct berth_worker *base, struct berth_worker_msg *msg);
+static void cancel(struct berth_worker *base);
+static void destroy(struct berth_worker *base);
+static void *io_main(void *argument);
+static void *describe_main(void *argument);
+static void take_messages(struct berth_process_worker *worker);
+static void take_message(struct berth_process_worker *worker, struct berth_worker_msg *msg);
+static void describe_later(struct berth_process_worker *worker, struct berth_worker_msg *msg);
+static void tick(struct berth_process_worker *worker, uint64_t now_ns);
+static void start_child(struct berth_process_worker *worker, uint64_t now_ns);
+static void put_hello(struct berth_process_worker *worker);
+static void lose(struct berth_process_worker *worker, const char *why);
+static void fail_under_way(struct berth_process_worker *worker, const char *ending, bool all);
+static void look_for_hangs(struct berth_process_worker *worker, uint64_t now_ns);
+static void read_child(struct berth_process_worker *worker);
+static bool take_ready(struct berth_process_worker *worker, uint64_t now_ns);
+static void pump(struct berth_process_worker *worker);
+static bool send_now(struct berth_process_worker *worker);
+static bool send_release(struct berth_process_worker *worker);
+static bool send_piece(struct berth_process_worker *worker);
+static bool send_head(struct berth_process_worker *worker, struct berth_flight *flight);
+static bool send_load(struct berth_process_worker *worker, struct berth_flight *flight);
+static void drop_slots(struct berth_flight *flight);
+static bool send_row(struct berth_process_worker *worker, struct berth_flight *flight);
+static bool send_cancels(struct berth_process_worker *worker);
+static bool send_cancels_of(struct berth_process_worker *worker, struct berth_flight *flight);
+static bool send_slot_cancels(struct berth_process_worker *worker, struct berth_remote *remote);
+static bool send_cancel(struct berth_process_worker *worker, uint64_t token);
+static bool is_unwanted(const struct berth_flight *flight);
+static void wait_for_work(struct berth_process_worker *worker, uint64_t now_ns);
+static int wait_ms(const struct berth_process_worker *worker, uint64_t now_ns);
+static void watch_socket(struct berth_process_worker *worker, int operation, bool out);
+static bool is_empty(const struct berth_process_worker *worker);
+
+static const struct berth_worker_ops process_ops = {
+    .name = "process",
+    .send = send,
+    .cancel = cancel,
+    .destroy = destroy,
+};
+
+enum berth_code berth_worker_process_create(const struct berth_worker_options *options,
+                                            struct berth_worker **out, struct berth_err *err)
+{
+    struct berth_process_worker *worker = berth_alloc(sizeof(*worker));
+    if (worker == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "out of memory");
+    }
+    worker->options = *options;
+    worker->base.ops = &process_ops;
+    worker->base.device = options->device;
+    worker->base.parallel_max = options->run_threads == 0 ? 1 : options->run_threads;
+    worker->base.bytes_max = options->bytes_max;
+    worker->base.engines = options->engines;
+    if (worker->options.engine_find == NULL) {
+        worker->options.engine_find = berth_engine_find;
+    }
+    berth_child_init(&worker->child);
+    worker->epoll_fd = -1;
+    berth_list_init(&worker->outbox);
+    berth_list_init(&worker->sent);
+    berth_list_init(&worker->releases);
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    enum berth_code code = berth_queue_init(&worker->queue, 0, err);
+    if (code == BERTH_OK) {
+        code = berth_queue_init(&worker->describes, 0, err);
+    }
+    if (code == BERTH_OK &&
+        ((worker->epoll_fd = epoll_create1(EPOLL_CLOEXEC)) < 0 ||
+         epoll_ctl(worker->epoll_fd, EPOLL_CTL_ADD, worker->queue.fd, &event) != 0)) {
+        code = berth_fail(err, BERTH_UNAVAILABLE, "cannot watch a worker process: %s",
+                          strerror(errno));
+    }
+    if (code == BERTH_OK && pthread_create(&worker->thread, NULL, io_main, worker) != 0) {
+        code = berth_fail(err, BERTH_UNAVAILABLE, "cannot start a worker's thread");
+    }
+    if (code != BERTH_OK) {
+        if (worker->epoll_fd >= 0) {
+            close(worker->epoll_fd);
+        }
+        berth_queue_finish(&worker->queue);
+        berth_queue_finish(&worker->describes);
+        berth_free(worker);
+        return code;
+    }
+    pthread_setname_np(worker->thread, "worker-io");
+    *out = &worker->base;
+    return BERTH_OK;
+}
+
+static void send(struct berth_worker *base, struct berth_worker_msg *msg)
+{
+    struct berth_process_worker *worker =
+        BERTH_CONTAINER_OF(base, struct berth_process_worker, base);
+    berth_queue_post(&worker->queue, &msg->post.link);
+}
+
+static void cancel(struct berth_worker *base)
+{
+    struct berth_process_worker *worker =
+        BERTH_CONTAINER_OF(base, struct berth_process_worker, base);
+    if (!atomic_exchange(&worker->cancels, true)) {
+        berth_queue_nudge(&worker->queue);
+    }
+}
+
+/* What was sent is done first, so that nothing is lost; then the child is let go. */
+static void destroy(struct berth_worker *base)
+{
+    struct berth_process_worker *worker =
+        BERTH_CONTAINER_OF(base, struct berth_process_worker, base);
+    atomic_store(&worker->stop, true);
+    berth_queue_nudge(&worker->queue);
+    pthread_join(worker->thread, NULL);
+    if (worker->has_describer) {
+        atomic_store(&worker->stop_describer, true);
+        berth_queue_nudge(&worker->describes);
+        pthread_join(worker->describer, NULL);
+        take_messages(worker); /* a LOAD it may have described last: fails, there is no child */
+        struct berth_err err = {0};
+        (void)berth_fail(&err, BERTH_UNAVAILABLE, "the server is stopping");
+        berth_flights_fail(worker, &worker->outbox, &err);
+    }
+    close(worker->epoll_fd);
+    berth_queue_finish(&worker->queue);
+    berth_queue_finish(&worker->describes);
+    berth_free(worker);
+}
+
+static void *io_main(void *argument)
+{
+    struct berth_process_worker *worker = argument;
+    for (;;) {
+        uint64_t now_ns = berth_clock_now_ns();
+        take_messages(worker);
+        tick(worker, now_ns);
+        pump(worker);
+        if (atomic_load(&worker->stop) && is_empty(worker)) {
+            if (worker->child.state == BERTH_CHILD_DOWN) {
+                return NULL;
+            }
+            berth_child_leave(&worker->child, now_ns);
+        }
+        wait_for_work(worker, now_ns);
+    }
+}
+
+static void *describe_main(void *argument)
+{
+    struct berth_process_worker *worker = argument;
+    struct berth_link posts;
+    berth_list_init(&posts);
+    for (;;) {
+        while (berth_queue_take(&worker->describes, &posts)) {
+            struct berth_link *link;
+            while ((link = berth_list_pop(&posts)) != NULL) {
+                struct berth_worker_msg *msg =
+                    BERTH_CONTAINER_OF(link, struct berth_worker_msg, post.link);
+                msg->t_started_ns = berth_clock_now_ns();
+                msg->err.code = berth_loaded_describe(
+                    worker->options.engine_find(msg->spec->engine), msg->spec, &msg->err);
+                msg->t_ended_ns = berth_clock_now_ns();
+                bool goes_on = msg->kind == BERTH_WORKER_LOAD && msg->err.code == BERTH_OK;
+                berth_queue_post(goes_on ? &worker->queue : worker->base.replies,
+                                 &msg->post.link);
+            }
+        }
+        if (atomic_load(&worker->stop_describer)) {
+            return NULL;
+        }
+        berth_queue_wait(&worker->describes, 0);
+    }
+}
+
+static void take_messages(struct berth_process_worker *worker)
+{
+    struct berth_link posts;
+    struct berth_link *link;
+    berth_list_init(&posts);
+    (void)berth_queue_take(&worker->queue, &posts);
+    while ((link = berth_list_pop(&posts)) != NULL) {
+        take_message(worker, BERTH_CONTAINER_OF(link, struct berth_worker_msg, post.link));
+    }
+}
+
+static void take_message(struct berth_process_worker *worker, struct berth_worker_msg *msg)
+{
+    struct berth_err err = {0};
+    if (msg->kind == BERTH_WORKER_DESCRIBE ||
+        (msg->kind == BERTH_WORKER_LOAD && !msg->spec->completed)) {
+        describe_later(worker, msg);
+        return;
+    }
+    struct berth_flight *flight = berth_flight_create(worker, msg);
+    if (flight == NULL) {
+        (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
+        if (msg->kind == BERTH_WORKER_UNLOAD) {
+            berth_child_kill(&worker->child, berth_clock_now_ns()); /* frees it too */
+        }
+    } else if (flight->remote == NULL) { /* lost with its child; P4 */
+        (void)berth_fail(&err, BERTH_UNAVAILABLE,
+                         "the worker process that had the model has ended");
+    } else if (flight->pieces > BERTH_WIRE_ROWS_MAX + 1U) {
+        (void)berth_fail(&err, BERTH_INTERNAL, "a batch of %zu requests", flight->pieces - 1);
+    } else {
+        berth_list_append(&worker->outbox, &flight->link);
+        return;
+    }
+    berth_flight_destroy(flight);
+    berth_message_fail(worker, msg, &err);
+}
+
+static void describe_later(struct berth_process_worker *worker, struct berth_worker_msg *msg)
+{
+    if (!worker->has_describer) {
+        worker->has_describer =
+            pthread_create(&worker->describer, NULL, describe_main, worker) == 0;
+    }
+    if (worker->has_describer) {
+        berth_queue_post(&worker->describes, &msg->post.link);
+        return;
+    }
+    struct berth_err err = {0};
+    (void)berth_fail(&err, BERTH_UNAVAILABLE, "cannot start a thread that reads models");
+    berth_message_fail(worker, msg, &err);
+}
+
+static void tick(struct berth_process_worker *worker, uint64_t now_ns)
+{
+    struct berth_child *child = &worker->child;
+    char text[sizeof(child->ending) + 40];
+    switch (child->state) {
+    case BERTH_CHILD_DOWN:
+        if (!atomic_load(&worker->stop) && now_ns >= child->t_start_ns) {
+            start_child(worker, now_ns);
+        } else if (atomic_load(&worker->stop)) {
+            fail_under_way(worker, "the server is stopping", true);
+        }
+        break;
+    case BERTH_CHILD_STARTING: {
+        uint64_t start_ns_max = worker->options.start_ns_max;
+        start_ns_max = start_ns_max == 0 ? START_NS_DEFAULT : start_ns_max;
+        if (now_ns - child->t_state_ns > start_ns_max) {
+            lose(worker, "does not become ready");
+        }
+        break;
+    }
+    case BERTH_CHILD_UP:
+        look_for_hangs(worker, now_ns);
+        break;
+    case BERTH_CHILD_LEAVING:
+    case BERTH_CHILD_DYING:
+        if (berth_child_reap(child, now_ns)) {
+            snprintf(text, sizeof(text), "worker process ended: %s", child->ending);
+            if (!atomic_load(&worker->stop)) {
+                berth_log_warn("worker", 0, "%s device=%s", text, worker->base.device);
+            }
+            fail_under_way(worker, text, !worker->was_ready);
+        } else if (child->state == BERTH_CHILD_DYING &&
+                   now_ns - child->t_state_ns > REAP_NS_MAX) {
+            fail_under_way(worker, "worker process was killed and does not end", true);
+        }
+        break;
+    }
+}
+
+static void start_child(struct berth_process_worker *worker, uint64_t now_ns)
+{
+    struct berth_err err = {0};
+    if (berth_child_start(&worker->child, worker->options.program, now_ns, &err) != BERTH_OK) {
+        berth_log_err(BERTH_LOG_WARN, "worker", 0, &err);
+        fail_under_way(worker, err.msg, true);
+        return;
+    }
+    worker->was_ready = false;
+    watch_socket(worker, EPOLL_CTL_ADD, false);
+    put_hello(worker);
+    if (berth_wire_send(worker->child.fd, &worker->writer, false) != BERTH_WIRE_OK) {
+        lose(worker, "takes no message");
+    }
+}
+
+static void put_hello(struct berth_process_worker *worker)
+{
+    const struct berth_worker_options *options = &worker->options;
+    struct berth_wire_writer *writer = &worker->writer;
+    berth_wire_begin(writer, BERTH_WIRE_HELLO, 0);
+    berth_wire_put_text(writer, BERTH_VERSION);
+    berth_wire_put_text(writer, options->device);
+    berth_wire_put_u32(writer, worker->base.parallel_max);
+    berth_wire_put_u32(writer, options->load_threads);
+    berth_wire_put_u32(writer, options->engine_threads);
+    berth_wire_put_u64(writer, options->bytes_budget);
+    uint32_t level = BERTH_LOG_ERROR;
+    while (level < BERTH_LOG_DEBUG && berth_log_enabled((enum berth_log_level)(level + 1))) {
+        level++;
+    }
+    berth_wire_put_u32(writer, level);
+}
+
+/* The child is given up; what it had goes home when it is known how it ended. */
+static void lose(struct berth_process_worker *worker, const char *why)
+{
+    if (worker->child.state == BERTH_CHILD_DYING) {
+        return;
+    }
+    berth_log_warn("worker", 0, "a worker process %s device=%s pid=%d", why, worker->base.device,
+                   (int)worker->child.pid);
+    berth_child_kill(&worker->child, berth_clock_now_ns()); /* its socket leaves epoll with it */
+}
+
+/* P4, in this order: the controller hears of the loss before it sees the messages that failed.
+ * Loads that were not sent wait for the next child, unless this one did not even start (`all`). */
+static void fail_under_way(struct berth_process_worker *worker, const char *ending, bool all)
+{
+    struct berth_err err = {0};
+    struct berth_link loads;
+    bool had_models = false;
+    berth_list_init(&loads);
+    BERTH_LIST_EACH_SAFE(link, &worker->outbox) {
+        struct berth_flight *flight = BERTH_CONTAINER_OF(link, struct berth_flight, link);
+        if (flight->kind == BERTH_WORKER_LOAD && !all) {
+            berth_list_remove(link);
+            berth_list_append(&loads, link);
+        }
+    }
+    for (size_t i = 0; i < BERTH_REMOTES_BUCKETS; i++) {
+        had_models = had_models || worker->remotes[i] != NULL;
+    }
+    atomic_fetch_add(&worker->base.epoch, 1);
+    if (had_models) {
+        berth_worker_fault_post(&worker->base);
+    }
+    (void)berth_fail(&err, BERTH_UNAVAILABLE, "%s", ending);
+    berth_flights_fail(worker, &worker->sent, &err);
+    berth_flights_fail(worker, &worker->outbox, &err);
+    berth_flights_fail(worker, &worker->releases, &err);
+    berth_list_splice(&worker->outbox, &loads);
+    for (size_t i = 0; i < BERTH_REMOTES_BUCKETS; i++) {
+        while (worker->remotes[i] != NULL) {
+            berth_remote_remove(worker, worker->remotes[i]);
+        }
+    }
+}
+
+/* A run ends soon after its last row is cancelled (E4); one that does not never will. */
+static void look_for_hangs(struct berth_process_worker *worker, uint64_t now_ns)
+{
+    BERTH_LIST_EACH(link, &worker->sent) {
+        struct berth_flight *flight = BERTH_CONTAINER_OF(link, struct berth_flight, link);
+        if (flight->t_unwanted_ns == 0 && is_unwanted(flight)) {
+            flight->t_unwanted_ns = now_ns;
+        } else if (flight->t_unwanted_ns != 0 && now_ns - flight->t_unwanted_ns > HANG_NS_MAX) {
+            lose(worker, "hangs");
+            return;
+        }
+    }
+}
+
+static bool is_unwanted(const struct berth_flight *flight)
+{
+    bool any = false;
+    if (flight->kind != BERTH_WORKER_RUN && flight->kind != BERTH_WORKER_STEP) {
+        return false;
+    }
+    for (size_t i = 0; i < flight->msg->batch.row_count; i++) {
+        const struct berth_request *request = flight->msg->batch.rows[i].request;
+        any = true;
+        if (!atomic_load_explicit(&request->cancelled, memory_order_relaxed)) {
+            return false;
+        }
+    }
+    const struct berth_remote_slot *slots =
+        berth_remote_slots(flight->remote, flight->msg->instance);
+    for (uint32_t i = 0; slots != NULL && i < flight->remote->slot_count; i++) {
+        any = any || slots[i].request != NULL;
+        if (slots[i].request != NULL &&
+            !atomic_load_explicit(&slots[i].request->cancelled, memory_order_relaxed)) {
+            return false;
+        }
+    }
+    return any;
+}
+
+static void read_child(struct berth_process_worker *worker)
+{
+    struct berth_err err = {0};
+    for (int i = 0; i < MESSAGES_AT_ONCE && worker->child.fd >= 0; i++) {
+        uint64_t now_ns = berth_clock_now_ns();
+        enum berth_wire_result got =
+            berth_wire_receive(worker->child.fd, &worker->message, false);
+        if (got == BERTH_WIRE_AGAIN) {
+            return;
+        }
+        if (got == BERTH_WIRE_ENDED) {
+            lose(worker, worker->child.state == BERTH_CHILD_STARTING ? "does not start"
+                                                                     : "has ended");
+            return;
+        }
+        bool good = got == BERTH_WIRE_OK;
+        if (good && worker->child.state == BERTH_CHILD_STARTING) {
+            good = take_ready(worker, now_ns);
+        } else if (good) {
+            good = berth_process_answer(worker, now_ns, &err) == BERTH_OK;
+        }
+        berth_wire_close(&worker->message);
+        if (!good) {
+            lose(worker, err.code == BERTH_OK ? "sent no message of this protocol" : err.msg);
+        }
+    }
+}
+
+static bool take_ready(struct berth_process_worker *worker, uint64_t now_ns)
+{
+    struct berth_wire_message *message = &worker->message;
+    const char *version = berth_wire_get_text(message);
+    if (message->kind != BERTH_WIRE_READY || version == NULL || !berth_wire_whole(message) ||
+        strcmp(version, BERTH_VERSION) != 0) {
+        berth_log_warn("worker", 0, "a worker process of another version device=%s version=%s",
+                       worker->base.device, version == NULL ? "" : version);
+        return false;
+    }
+    berth_child_ready(&worker->child, now_ns);
+    worker->was_ready = true;
+    berth_log_info("worker", 0, "worker process is ready device=%s pid=%d ms=%" PRIu64,
+                   worker->base.device, (int)worker->child.pid,
+                   (now_ns - worker->child.t_start_ns) / BERTH_NS_PER_MS);
+    return true;
+}
+
+/* Sends what can be sent. Each sender returns whether it sent something. */
+static void pump(struct berth_process_worker *worker)
+{
+    if (worker->child.state != BERTH_CHILD_UP || worker->wants_out) {
+        return;
+    }
+    while (send_cancels(worker) || send_release(worker) || send_piece(worker)) {
+    }
+}
+
+static bool send_now(struct berth_process_worker *worker)
+{
+    if (worker->child.fd < 0 || worker->wants_out) {
+        return false;
+    }
+    enum berth_wire_result result =
+        berth_wire_send(worker->child.fd, &worker->writer, false);
+    if (result == BERTH_WIRE_AGAIN) {
+        watch_socket(worker, EPOLL_CTL_MOD, true);
+    } else if (result != BERTH_WIRE_OK) {
+        lose(worker, "has ended");
+    }
+    return result == BERTH_WIRE_OK;
+}
+
+static bool send_release(struct berth_process_worker *worker)
+{
+    if (berth_list_empty(&worker->releases)) {
+        return false;
+    }
+    struct berth_flight *flight =
+        BERTH_CONTAINER_OF(worker->releases.next, struct berth_flight, link);
+    berth_wire_begin(&worker->writer, BERTH_WIRE_RELEASE, flight->id);
+    if (!send_now(worker)) {
+        return false;
+    }
+    berth_flight_destroy(flight);
+    return true;
+}
+
+static bool send_piece(struct berth_process_worker *worker)
+{
+    if (berth_list_empty(&worker->outbox)) {
+        return false;
+    }
+    struct berth_flight *flight =
+        BERTH_CONTAINER_OF(worker->outbox.next, struct berth_flight, link);
+    bool sent = flight->pieces_sent == 0 ? send_head(worker, flight) : send_row(worker, flight);
+    if (!sent) {
+        return false;
+    }
+    flight->pieces_sent++;
+    if (flight->pieces_sent == flight->pieces) {
+        berth_list_remove(&flight->link);
+        berth_list_append(&worker->sent, &flight->link);
+    }
+    return true;
+}
+
+static bool send_head(struct berth_process_worker *worker, struct berth_flight *flight)
+{
+    struct berth_wire_writer *writer = &worker->writer;
+    struct berth_worker_msg *msg = flight->msg;
+    bool steps = flight->kind == BERTH_WORKER_STEP;
+    if (flight->kind == BERTH_WORKER_LOAD) {
+        return send_load(worker, flight);
+    }
+    berth_wire_begin(writer, flight->kind == BERTH_WORKER_UNLOAD ? BERTH_WIRE_UNLOAD
+                             : steps                             ? BERTH_WIRE_STEP
+                                                                 : BERTH_WIRE_RUN, flight->id);
+    berth_wire_put_u64(writer, flight->remote->load_id);
+    if (flight->kind != BERTH_WORKER_UNLOAD) {
+        berth_wire_put_u32(writer, msg->instance);
+        berth_wire_put_u32(writer, (uint32_t)msg->batch.row_count);
+    }
+    if (steps) {
+        msg->step->event_count = 0;
+        berth_wire_put_u64(writer, msg->budget_ns);
+        berth_wire_put_u32(writer, (uint32_t)msg->drop_count);
+        for (size_t i = 0; i < msg->drop_count; i++) {
+            berth_wire_put_u32(writer, msg->drops[i]);
+        }
+    }
+    if (!send_now(worker)) {
+        return false;
+    }
+    if (steps) {
+        drop_slots(flight);
+    }
+    return true;
+}
+
+/* The config goes as JSON in shared memory of its own, so that the process reads the model as the
+ * server did, also where the load API has given another one than the folder's. */
+static bool send_load(struct berth_process_worker *worker, struct berth_flight *flight)
+{
+    const struct berth_model_spec *spec = flight->msg->spec;
+    struct berth_wire_writer *writer = &worker->writer;
+    const char *config = spec->config_json == NULL ? "{}" : spec->config_json;
+    size_t length = strlen(config);
+    int fd = memfd_create("berth-config", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    bool written = fd >= 0 && write(fd, config, length) == (ssize_t)length;
+    berth_wire_begin(writer, BERTH_WIRE_LOAD, flight->id);
+    berth_wire_put_u64(writer, flight->msg->load_id);
+    berth_wire_put_text(writer, spec->name);
+    berth_wire_put_u64(writer, spec->version);
+    berth_wire_put_text(writer, spec->folder);
+    berth_wire_put_text(writer, spec->folder_version);
+    berth_wire_put_text(writer, spec->engine);
+    berth_wire_put_u64(writer, spec->batch_size_max);
+    berth_wire_put_u32(writer, (uint32_t)spec->run_mode);
+    berth_wire_put_u32(writer, (uint32_t)spec->input_count);
+    berth_wire_put_u32(writer, (uint32_t)spec->output_count);
+    berth_wire_put_u64(writer, length);
+    if (written) {
+        berth_wire_put_fd(writer, fd);
+    }
+    bool sent = written && !writer->full && send_now(worker);
+    if (fd >= 0) {
+        close(fd);
+    }
+    if (!written || writer->full) {
+        struct berth_err err = {0};
+        struct berth_worker_msg *msg = flight->msg;
+        (void)berth_fail(&err, BERTH_UNAVAILABLE, "the config of '%s' cannot be handed over",
+                         spec->name);
+        flight->msg = NULL;
+        berth_flight_destroy(flight);
+        berth_message_fail(worker, msg, &err);
+    }
+    return sent;
+}
+
+static void drop_slots(struct berth_flight *flight)
+{
+    struct berth_remote_slot *slots = berth_remote_slots(flight->remote, flight->msg->instance);
+    for (size_t i = 0; i < flight->msg->drop_count && slots != NULL; i++) {
+        if (flight->msg->drops[i] < flight->remote->slot_count) {
+            slots[flight->msg->drops[i]] = (struct berth_remote_slot){0};
+        }
+    }
+}
+
+/* A request too large for a message is answered here; the process is told that it does not come. */
+static bool send_row(struct berth_process_worker *worker, struct berth_flight *flight)
+{
+    struct berth_wire_writer *writer = &worker->writer;
+    size_t index = flight->pieces_sent - 1;
+    struct berth_row *row = &flight->msg->batch.rows[index];
+    uint64_t token = flight->token_first + index;
+    bool is_cancelled = atomic_load_explicit(&row->request->cancelled, memory_order_relaxed);
+    for (uint32_t comes = 1;; comes--) {
+        berth_wire_begin(writer, BERTH_WIRE_ROW, flight->id);
+        berth_wire_put_u64(writer, token);
+        berth_wire_put_u32(writer, (uint32_t)index);
+        berth_wire_put_u32(writer, is_cancelled);
+        berth_wire_put_u32(writer, comes);
+        if (comes == 0) {
+            break;
+        }
+        berth_wire_put_request(writer, row->request);
+        if (!writer->full) {
+            break;
+        }
+        (void)berth_fail(&row->err, BERTH_TOO_LARGE, "the request has more inputs, or more text "
+                         "in its parameters, than a worker process takes");
+    }
+    if (!send_now(worker)) {
+        return false;
+    }
+    flight->marks[index] |= is_cancelled ? BERTH_ROW_TOLD : 0;
+    flight->marks[index] |= row->err.code != BERTH_OK ? BERTH_ROW_ANSWERED : 0;
+    return true;
+}
+
+/* Goes through all rows whenever any was cancelled: they are few. False also when all are told. */
+static bool send_cancels(struct berth_process_worker *worker)
+{
+    if (!atomic_exchange(&worker->cancels, false)) {
+        return false;
+    }
+    bool done = true;
+    BERTH_LIST_EACH(link, &worker->sent) {
+        done = done && send_cancels_of(worker, BERTH_CONTAINER_OF(link, struct berth_flight, link));
+    }
+    if (!berth_list_empty(&worker->outbox)) { /* its first may be half sent */
+        done = done && send_cancels_of(worker, BERTH_CONTAINER_OF(worker->outbox.next,
+                                                                  struct berth_flight, link));
+    }
+    for (size_t i = 0; i < BERTH_REMOTES_BUCKETS; i++) {
+        for (struct berth_remote *at = worker->remotes[i]; at != NULL && done; at = at->next) {
+            done = send_slot_cancels(worker, at);
+        }
+    }
+    if (!done) {
+        atomic_store(&worker->cancels, true); /* when there is room again */
+    }
+    return false;
+}
+
+static bool send_cancels_of(struct berth_process_worker *worker, struct berth_flight *flight)
+{
+    if (flight->kind != BERTH_WORKER_RUN && flight->kind != BERTH_WORKER_STEP) {
+        return true;
+    }
+    for (size_t i = 0; i + 1 < flight->pieces_sent; i++) {
+        if (flight->marks[i] == 0 &&
+            atomic_load(&flight->msg->batch.rows[i].request->cancelled)) {
+            if (!send_cancel(worker, flight->token_first + i)) {
+                return false;
+            }
+            flight->marks[i] |= BERTH_ROW_TOLD;
+        }
+    }
+    return true;
+}
+
+static bool send_slot_cancels(struct berth_process_worker *worker, struct berth_remote *remote)
+{
+    for (size_t i = 0; i < (size_t)remote->instance_count * remote->slot_count; i++) {
+        struct berth_remote_slot *slot = &remote->slots[i];
+        if (slot->request != NULL && !slot->told && atomic_load(&slot->request->cancelled)) {
+            if (!send_cancel(worker, slot->token)) {
+                return false;
+            }
+            slot->told = true;
+        }
+    }
+    return true;
+}
+
+static bool send_cancel(struct berth_process_worker *worker, uint64_t token)
+{
+    berth_wire_begin(&worker->writer, BERTH_WIRE_CANCEL, token);
+    return send_now(worker);
+}
+
+static void wait_for_work(struct berth_process_worker *worker, uint64_t now_ns)
+{
+    struct epoll_event events[EVENTS_MAX];
+    if (!berth_queue_sleep(&worker->queue)) {
+        return;
+    }
+    int count = epoll_wait(worker->epoll_fd, events, EVENTS_MAX, wait_ms(worker, now_ns));
+    berth_queue_wake(&worker->queue);
+    for (int i = 0; i < count; i++) {
+        if (events[i].data.ptr == NULL || worker->child.fd < 0) {
+            continue;
+        }
+        if ((events[i].events & EPOLLOUT) != 0) {
+            watch_socket(worker, EPOLL_CTL_MOD, false);
+        }
+        if ((events[i].events & ~(uint32_t)EPOLLOUT) != 0) {
+            read_child(worker);
+        }
+    }
+}
+
+static int wait_ms(const struct berth_process_worker *worker, uint64_t now_ns)
+{
+    const struct berth_child *child = &worker->child;
+    uint64_t wait_ns = UINT64_MAX;
+    switch (child->state) {
+    case BERTH_CHILD_DOWN:
+        wait_ns = child->t_start_ns > now_ns ? child->t_start_ns - now_ns : 0;
+        break;
+    case BERTH_CHILD_STARTING:
+        wait_ns = HANG_LOOK_NS;
+        break;
+    case BERTH_CHILD_UP:
+        wait_ns = berth_list_empty(&worker->sent) ? UINT64_MAX : HANG_LOOK_NS;
+        break;
+    case BERTH_CHILD_LEAVING:
+    case BERTH_CHILD_DYING:
+        wait_ns = REAP_NS;
+        break;
+    }
+    return wait_ns == UINT64_MAX ? -1 : (int)(wait_ns / BERTH_NS_PER_MS + 1);
+}
+
+static void watch_socket(struct berth_process_worker *worker, int operation, bool out)
+{
+    struct epoll_event event = {.events = EPOLLIN | (out ? (uint32_t)EPOLLOUT : 0),
+                                .data.ptr = worker};
+    worker->wants_out = out;
+    if (epoll_ctl(worker->epoll_fd, operation, worker->child.fd, &event) != 0) {
+        lose(worker, "cannot be watched");
+    }
+}
+
+static bool is_empty(const struct berth_process_worker *worker)
+{
+    return berth_list_empty(&worker->outbox) && berth_list_empty(&worker->sent) &&
+           berth_list_empty(&worker->releases);
+}
