@@ -11,6 +11,7 @@
 
 static const struct berth_engine_ops *const engines[] = {
     &berth_engine_null,
+    &berth_engine_parakeet,
 #if BERTH_ENGINE_ONNX
     &berth_engine_onnx,
 #endif

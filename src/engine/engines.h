@@ -6,6 +6,7 @@
 
 extern const struct berth_engine_ops berth_engine_null;
 extern const struct berth_engine_ops berth_engine_onnx;
+extern const struct berth_engine_ops berth_engine_parakeet;
 extern const struct berth_engine_ops berth_engine_whisper;
 
 #endif

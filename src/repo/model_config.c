@@ -84,6 +84,9 @@ static const struct {
     {"onnxruntime", "onnx"},
     {"onnxruntime_onnx", "onnx"},
     {"identity", "null"},
+    {"parakeet_tdt", "parakeet"}, /* model_type of a Hugging Face config */
+    {"parakeet_rnnt", "parakeet"},
+    {"parakeet_ctc", "parakeet"},
 };
 
 /* By TYPE_ number. */

@@ -6,6 +6,7 @@
 #ifndef BERTH_PARAKEET_TEXT_H
 #define BERTH_PARAKEET_TEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,6 +19,9 @@ enum berth_code berth_parakeet_pieces_read(const char *folder, uint32_t vocabula
                                            struct berth_parakeet_pieces **out,
                                            struct berth_err *err) BERTH_MUST_USE;
 void berth_parakeet_pieces_destroy(struct berth_parakeet_pieces *pieces); /* NULL is fine */
+uint64_t berth_parakeet_pieces_bytes(const struct berth_parakeet_pieces *pieces);
+/* Does the token begin a word, with a space before it? */
+bool berth_parakeet_pieces_begins(const struct berth_parakeet_pieces *pieces, int32_t id);
 
 /* A token of a recording; times in encoder frames of 80 ms from its start. */
 struct berth_parakeet_token {
@@ -30,6 +34,7 @@ struct berth_parakeet_token {
 struct berth_parakeet_word {
     size_t text; /* offset in the transcript's text, with its leading space */
     size_t text_bytes;
+    size_t token;      /* its first */
     double start, end; /* seconds */
     float confidence;  /* geometric mean of its tokens' probabilities */
     uint32_t segment;
@@ -50,8 +55,9 @@ struct berth_parakeet_transcript {
     size_t segment_count;
 };
 
-/* Words begin at a piece with a leading space; a segment ends at a sentence's end, at a pause of
- * 1 s or more, and before 30 s. `seconds` is the recording's length: no time lies past it. */
+/* Words begin at a piece with a leading space; every token of a transcript with words belongs to one
+ * segment. A segment ends at a sentence's end, at a pause of 1 s or more, and before 30 s.
+ * `seconds` is the recording's length: no time lies past it. */
 enum berth_code berth_parakeet_transcribe(const struct berth_parakeet_pieces *pieces,
                                           const struct berth_parakeet_token *tokens, size_t count,
                                           double seconds, struct berth_parakeet_transcript *out,

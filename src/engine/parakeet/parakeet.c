@@ -1,0 +1,784 @@
+/* parakeet.c - the engine: windows of many requests share runs of the model (run mode STEPS).
+ *
+ * A run is for a bucket: so many rows of one padded length. A window goes to the smallest length
+ * that holds it, whatever else is there, so that its numbers are the same alone and in company
+ * (E1). The oldest row that waits decides which length is next; others of that length join it, as
+ * does more of a long recording where there is room. On a GPU a run is one call; on a CPU it is cut
+ * into stages, and step looks at the clock and at cancelled rows between them.
+ *
+ * Runs keep their memory (and a GPU its graphs), so the buckets that were used last are kept, for
+ * so many bytes. One run is under way at a time: a device has one stream of work.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/mem.h"
+#include "engine/engines.h"
+#include "engine/parakeet/encoder.h"
+#include "engine/parakeet/parakeet_row.h"
+#include "engine/whisper/languages.h"
+
+#define SLOTS_MAX BERTH_STEP_EVENTS_MAX
+#define SLOTS_CPU 8
+#define SLOTS_CUDA 64
+#define SLOT_NONE UINT32_MAX
+#define WINDOW_SECONDS 32
+#define WINDOW_SECONDS_MIN 4
+#define WINDOW_SECONDS_MAX 120
+#define RUNS_MAX 24
+/* Seconds of sound in one run: on a GPU about 50 ms of the largest model, on a CPU what one window
+ * may have anyway. */
+#define BATCH_SECONDS_CPU WINDOW_SECONDS
+#define BATCH_SECONDS_CUDA 1024
+#define ENGLISH_VOCABULARY_MAX 2048 /* larger ones are multilingual, unless the config says else */
+#define LANGUAGES_V3                                                                               \
+    "bg,hr,cs,da,nl,en,et,fi,fr,de,el,hu,it,lv,lt,mt,pl,pt,ro,sk,sl,es,sv,ru,uk"
+
+/* Seconds of the buckets below window_seconds, which is the last one itself. */
+static const uint32_t bucket_seconds[] = {2, 4, 8, 12, 16, 24, 32, 48, 64, 96};
+
+#define BUCKETS_MAX (BERTH_COUNT_OF(bucket_seconds) + 1)
+
+struct berth_engine_model {
+    struct berth_parakeet_config config;
+    struct berth_parakeet_weights weights;
+    struct berth_parakeet_pieces *pieces;
+    struct berth_parakeet_base base;
+    char *languages;
+    const struct berth_parakeet_ops *ops;
+    uint32_t slot_count;
+    struct berth_parakeet_lengths buckets[BUCKETS_MAX];
+    uint32_t bucket_count;
+    uint64_t weight_bytes;
+    uint64_t bytes; /* without weights and instances */
+    _Atomic uint64_t instance_bytes;
+};
+
+/* A bucket's memory that is kept. */
+struct kept_run {
+    struct berth_parakeet_run *run;
+    uint32_t bucket;
+    uint32_t rows;
+    uint64_t bytes;
+    uint64_t ticket; /* of its last use */
+};
+
+/* A row of the run under way. */
+struct use {
+    uint32_t slot; /* SLOT_NONE: nobody waits for it any more */
+    struct berth_parakeet_window window;
+};
+
+struct berth_instance {
+    struct berth_engine_model *model;
+    struct berth_parakeet_device *device;
+    struct berth_parakeet_net *net;
+    struct berth_parakeet_row *rows; /* by slot */
+    struct kept_run runs[RUNS_MAX];
+    uint64_t bytes; /* but for runs */
+    uint64_t run_bytes;
+    uint64_t run_bytes_max;
+    struct kept_run *active; /* NULL: no run is under way */
+    struct use uses[SLOTS_MAX];
+    uint32_t use_count;
+    uint64_t tickets;
+};
+
+/* What start was given; the composition root's thread writes it, before and after all else. */
+static struct berth_engine_env environment;
+
+static const char *device_name(void)
+{
+    return environment.device == NULL ? "cpu:0" : environment.device;
+}
+
+static bool is_cuda(void)
+{
+    return strncmp(device_name(), "cuda", 4) == 0;
+}
+
+static enum berth_code start(const struct berth_engine_env *env, struct berth_err *err)
+{
+    environment = *env;
+    return BERTH_OK;
+}
+
+static void finish(void)
+{
+    environment = (struct berth_engine_env){.slabs = NULL};
+}
+
+/* --- the model --- */
+
+/* What the config's parameters say. */
+struct choices {
+    uint32_t slot_count;
+    uint64_t window_seconds;
+};
+
+static enum berth_code read_choices(const struct berth_model_spec *spec, struct choices *out,
+                                    struct berth_err *err)
+{
+    out->slot_count = is_cuda() ? SLOTS_CUDA : SLOTS_CPU;
+    out->window_seconds = WINDOW_SECONDS;
+    BERTH_TRY(berth_speech_slots(spec, SLOTS_MAX, &out->slot_count, err));
+    BERTH_TRY(berth_speech_parameter(spec, "window_seconds", WINDOW_SECONDS_MAX,
+                                     &out->window_seconds, err));
+    if (out->window_seconds < WINDOW_SECONDS_MIN) {
+        return berth_fail(err, BERTH_INVALID,
+                          "parameter 'window_seconds' of model '%s' is %" PRIu64
+                          "; it takes %d to %d",
+                          spec->name, out->window_seconds, WINDOW_SECONDS_MIN,
+                          WINDOW_SECONDS_MAX);
+    }
+    return BERTH_OK;
+}
+
+/* Codes that this server knows, with commas between; the parameter, or what the vocabulary tells.
+ */
+static enum berth_code read_languages(const struct berth_model_spec *spec,
+                                      const struct berth_parakeet_config *config, char **out,
+                                      struct berth_err *err)
+{
+    const char *fallback = config->vocabulary <= ENGLISH_VOCABULARY_MAX ? "en" : LANGUAGES_V3;
+    const char *text = berth_spec_parameter(spec, "languages", fallback);
+    for (const char *at = text;; at++) {
+        char code[8] = "";
+        size_t length = strcspn(at, ",");
+        if (length > 0 && length < sizeof(code)) {
+            memcpy(code, at, length);
+            code[length] = '\0';
+        }
+        if (berth_language_name(code) == NULL) {
+            return berth_fail(err, BERTH_INVALID,
+                              "parameter 'languages' of model '%s' is '%.100s'; it takes codes "
+                              "such as en, with commas between",
+                              spec->name, text);
+        }
+        at += length;
+        if (*at == '\0') {
+            break;
+        }
+    }
+    *out = berth_strdup(text);
+    return *out == NULL ? berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name)
+                        : BERTH_OK;
+}
+
+static uint32_t rows_max(uint32_t slot_count, uint64_t seconds)
+{
+    uint64_t room = (is_cuda() ? BATCH_SECONDS_CUDA : BATCH_SECONDS_CPU) / seconds;
+    uint32_t rows = 1;
+    while (rows * 2 <= room && rows < slot_count) {
+        rows *= 2;
+    }
+    return rows < SLOTS_MAX ? rows : SLOTS_MAX;
+}
+
+/* About what a run's memory is before there is one: sound, features, the subsampling's maps, and
+ * what a layer needs. */
+static uint64_t run_estimate(const struct berth_parakeet_config *config, uint32_t slot_count,
+                             uint64_t seconds)
+{
+    const uint64_t element = is_cuda() ? 2 : 4;
+    const uint64_t frames = seconds * 13;
+    uint64_t frame = 8 * BERTH_PARAKEET_HOP * 2 * sizeof(float);
+    frame += element * 8 * config->mels;
+    frame += element * 2 * (config->mels / 4) * config->channels * 2;
+    frame += element * (config->inner + 10 * (uint64_t)config->hidden + config->prediction);
+    return rows_max(slot_count, seconds) * frames * frame;
+}
+
+static enum berth_code describe(struct berth_model_spec *spec, struct berth_err *err)
+{
+    struct berth_parakeet_config config = {.mels = 0};
+    struct berth_parakeet_pieces *pieces = NULL;
+    struct choices choices;
+    char *languages = NULL;
+    BERTH_TRY(read_choices(spec, &choices, err));
+    BERTH_TRY(berth_parakeet_config_read(spec->folder_version, &config, err));
+    BERTH_TRY(berth_parakeet_weights_check(&config, spec->folder_version, err));
+    BERTH_TRY(berth_parakeet_pieces_read(spec->folder_version, config.vocabulary, config.blank,
+                                         &pieces, err));
+    berth_parakeet_pieces_destroy(pieces);
+    BERTH_TRY(read_languages(spec, &config, &languages, err));
+    berth_free(languages);
+    BERTH_TRY(berth_speech_describe(spec, err));
+    BERTH_TRY(berth_speech_slots_keep(spec, choices.slot_count, err));
+    enum berth_parakeet_element element = is_cuda() ? BERTH_PARAKEET_BF16 : BERTH_PARAKEET_F32;
+    spec->task = "automatic-speech-recognition";
+    spec->run_mode = BERTH_RUN_STEPS;
+    spec->batch_size_max = 0; /* audio has no batch dimension; rows join by steps */
+    spec->bytes_estimate =
+        berth_parakeet_weights_bytes(&config, element) +
+        2 * run_estimate(&config, choices.slot_count, choices.window_seconds);
+    spec->completed = true;
+    return BERTH_OK;
+}
+
+static enum berth_code find_ops(const struct berth_model_spec *spec,
+                                const struct berth_parakeet_ops **out, struct berth_err *err)
+{
+    *out = berth_parakeet_backend(device_name());
+    return *out != NULL ? BERTH_OK
+                        : berth_fail(err, BERTH_UNSUPPORTED,
+                                     "this build runs no Parakeet on %s (model '%s')",
+                                     device_name(), spec->name);
+}
+
+static enum berth_code weights_bytes(const struct berth_model_spec *spec, uint64_t *out,
+                                     struct berth_err *err)
+{
+    struct berth_parakeet_config config = {.mels = 0};
+    const struct berth_parakeet_ops *ops = NULL;
+    BERTH_TRY(find_ops(spec, &ops, err));
+    BERTH_TRY(berth_parakeet_config_read(spec->folder_version, &config, err));
+    *out = berth_parakeet_weights_bytes(&config, ops->element);
+    return BERTH_OK;
+}
+
+static enum berth_code weights_load(const struct berth_model_spec *spec, struct berth_span span,
+                                    struct berth_err *err)
+{
+    struct berth_parakeet_config config = {.mels = 0};
+    const struct berth_parakeet_ops *ops = NULL;
+    BERTH_TRY(find_ops(spec, &ops, err));
+    BERTH_TRY(berth_parakeet_config_read(spec->folder_version, &config, err));
+    if (span.address == NULL || span.bytes < berth_parakeet_weights_bytes(&config, ops->element)) {
+        return berth_fail(err, BERTH_INTERNAL, "the weights of model '%s' have no room",
+                          spec->name);
+    }
+    return ops->weights_load(device_name(), &config, spec->folder_version, span.address, err);
+}
+
+static void make_buckets(struct berth_engine_model *model, uint64_t window_seconds)
+{
+    for (size_t i = 0; i < BERTH_COUNT_OF(bucket_seconds); i++) {
+        if (bucket_seconds[i] < window_seconds) {
+            model->buckets[model->bucket_count++] =
+                berth_parakeet_lengths_of(bucket_seconds[i] * BERTH_SPEECH_RATE);
+        }
+    }
+    uint32_t samples = (uint32_t)window_seconds * BERTH_SPEECH_RATE;
+    model->buckets[model->bucket_count++] = berth_parakeet_lengths_of(samples);
+    model->base.window_samples = samples - samples % BERTH_PARAKEET_FRAME_SAMPLES;
+}
+
+static void model_detach(struct berth_engine_model *model)
+{
+    if (model == NULL) {
+        return;
+    }
+    berth_parakeet_pieces_destroy(model->pieces);
+    berth_free(model->languages);
+    berth_free(model);
+}
+
+static enum berth_code model_attach(const struct berth_model_spec *spec, struct berth_span weights,
+                                    struct berth_engine_model **out, struct berth_err *err)
+{
+    struct choices choices;
+    struct berth_engine_model *model = berth_alloc(sizeof(*model));
+    enum berth_code code = BERTH_OK;
+    if (model == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name);
+    }
+    code = find_ops(spec, &model->ops, err);
+    if (code == BERTH_OK) {
+        code = read_choices(spec, &choices, err);
+    }
+    if (code == BERTH_OK) {
+        code = berth_parakeet_config_read(spec->folder_version, &model->config, err);
+    }
+    if (code == BERTH_OK) {
+        model->weight_bytes = berth_parakeet_weights_bytes(&model->config, model->ops->element);
+        code = berth_parakeet_pieces_read(spec->folder_version, model->config.vocabulary,
+                                          model->config.blank, &model->pieces, err);
+    }
+    if (code == BERTH_OK) {
+        code = read_languages(spec, &model->config, &model->languages, err);
+    }
+    if (code == BERTH_OK && (weights.address == NULL || weights.bytes < model->weight_bytes)) {
+        code = berth_fail(err, BERTH_INTERNAL, "model '%s' came without its weights", spec->name);
+    }
+    if (code != BERTH_OK) {
+        model_detach(model);
+        return code;
+    }
+    berth_parakeet_weights_place(&model->config, model->ops->element, weights.address,
+                                 &model->weights);
+    model->base.pieces = model->pieces;
+    model->base.languages = model->languages;
+    model->slot_count = choices.slot_count;
+    model->bytes = sizeof(*model) + berth_parakeet_pieces_bytes(model->pieces);
+    make_buckets(model, choices.window_seconds);
+    *out = model;
+    return BERTH_OK;
+}
+
+static uint64_t model_bytes(const struct berth_engine_model *model)
+{
+    return model->bytes + atomic_load(&model->instance_bytes); /* weights are the lender's */
+}
+
+static uint32_t slots(const struct berth_engine_model *model)
+{
+    return model->slot_count;
+}
+
+/* --- runs --- */
+
+static uint32_t bucket_of(const struct berth_engine_model *model, size_t samples)
+{
+    uint32_t bucket = 0;
+    while (model->buckets[bucket].samples < samples) {
+        bucket++; /* the last holds every window */
+    }
+    return bucket;
+}
+
+static uint32_t bucket_rows_max(const struct berth_engine_model *model, uint32_t bucket)
+{
+    return rows_max(model->slot_count, model->buckets[bucket].samples / BERTH_SPEECH_RATE);
+}
+
+static void forget_run(struct berth_instance *instance, struct kept_run *kept)
+{
+    berth_parakeet_run_destroy(kept->run);
+    instance->run_bytes -= kept->bytes;
+    atomic_fetch_sub(&instance->model->instance_bytes, kept->bytes);
+    *kept = (struct kept_run){.run = NULL};
+}
+
+/* A free place for a run of so many bytes; those that were not used for longest go for it. */
+static struct kept_run *make_room(struct berth_instance *instance, uint64_t bytes)
+{
+    for (;;) {
+        struct kept_run *place = NULL;
+        struct kept_run *oldest = NULL;
+        for (size_t i = 0; i < RUNS_MAX; i++) {
+            struct kept_run *kept = &instance->runs[i];
+            if (kept->run == NULL) {
+                place = kept;
+            } else if (oldest == NULL || kept->ticket < oldest->ticket) {
+                oldest = kept;
+            }
+        }
+        bool fits = instance->run_bytes + bytes <= instance->run_bytes_max;
+        if (place != NULL && (fits || oldest == NULL)) {
+            return place;
+        }
+        forget_run(instance, oldest);
+    }
+}
+
+static enum berth_code create_run(struct berth_instance *instance, uint32_t bucket, uint32_t rows,
+                                  struct kept_run **out, struct berth_err *err)
+{
+    struct berth_parakeet_shape shape = {.rows = rows, .padded = instance->model->buckets[bucket]};
+    uint64_t bytes = berth_parakeet_run_bytes(instance->net, &shape);
+    struct kept_run *kept = make_room(instance, bytes);
+    BERTH_TRY(berth_parakeet_run_create(instance->net, &shape, &kept->run, err));
+    kept->bucket = bucket;
+    kept->rows = rows;
+    kept->bytes = bytes;
+    instance->run_bytes += bytes;
+    atomic_fetch_add(&instance->model->instance_bytes, bytes);
+    *out = kept;
+    return BERTH_OK;
+}
+
+/* The run of that bucket, made where there is none: when memory is short, without the others. */
+static enum berth_code find_run(struct berth_instance *instance, uint32_t bucket, uint32_t rows,
+                                struct kept_run **out, struct berth_err *err)
+{
+    for (size_t i = 0; i < RUNS_MAX; i++) {
+        struct kept_run *kept = &instance->runs[i];
+        if (kept->run != NULL && kept->bucket == bucket && kept->rows == rows) {
+            *out = kept;
+            return BERTH_OK;
+        }
+    }
+    if (create_run(instance, bucket, rows, out, err) == BERTH_OK) {
+        return BERTH_OK;
+    }
+    for (size_t i = 0; i < RUNS_MAX; i++) {
+        if (instance->runs[i].run != NULL) {
+            forget_run(instance, &instance->runs[i]);
+        }
+    }
+    *err = (struct berth_err){.code = BERTH_OK};
+    return create_run(instance, bucket, rows, out, err);
+}
+
+/* --- an instance --- */
+
+static void instance_destroy(struct berth_instance *instance)
+{
+    if (instance == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; instance->rows != NULL && i < instance->model->slot_count; i++) {
+        berth_parakeet_row_finish(&instance->rows[i]);
+    }
+    for (size_t i = 0; i < RUNS_MAX; i++) {
+        if (instance->runs[i].run != NULL) {
+            forget_run(instance, &instance->runs[i]);
+        }
+    }
+    berth_parakeet_net_destroy(instance->net);
+    if (instance->device != NULL) {
+        instance->model->ops->close(instance->device);
+    }
+    atomic_fetch_sub(&instance->model->instance_bytes, instance->bytes);
+    berth_free(instance->rows);
+    berth_free(instance);
+}
+
+/* The positions of every layer, made once for the longest bucket. */
+static uint64_t net_bytes(const struct berth_engine_model *model)
+{
+    const uint64_t element = model->ops->element == BERTH_PARAKEET_BF16 ? 2 : 4;
+    const uint64_t frames = model->buckets[model->bucket_count - 1].frames;
+    return model->config.layers * (2 * frames - 1) * model->config.hidden * element;
+}
+
+static enum berth_code make_parts(struct berth_instance *instance, struct berth_err *err)
+{
+    struct berth_engine_model *model = instance->model;
+    const uint32_t last = model->bucket_count - 1;
+    instance->rows = berth_alloc(model->slot_count * sizeof(*instance->rows));
+    if (instance->rows == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for an instance of %" PRIu32 " slots",
+                          model->slot_count);
+    }
+    uint32_t threads = environment.threads == 0 ? 1 : environment.threads;
+    BERTH_TRY(model->ops->open(device_name(), threads, &instance->device, err));
+    BERTH_TRY(berth_parakeet_net_create(model->ops, instance->device, &model->config,
+                                        &model->weights, model->buckets[last].frames,
+                                        &instance->net, err));
+    instance->bytes = sizeof(*instance) + model->slot_count * sizeof(*instance->rows) +
+                      net_bytes(model);
+    atomic_fetch_add(&model->instance_bytes, instance->bytes);
+    for (uint32_t i = 0; i < model->bucket_count; i++) {
+        struct berth_parakeet_shape shape = {.rows = bucket_rows_max(model, i),
+                                             .padded = model->buckets[i]};
+        uint64_t bytes = 2 * berth_parakeet_run_bytes(instance->net, &shape);
+        instance->run_bytes_max =
+            bytes > instance->run_bytes_max ? bytes : instance->run_bytes_max;
+    }
+    return BERTH_OK;
+}
+
+static enum berth_code instance_create(struct berth_engine_model *model, uint32_t index,
+                                       struct berth_instance **out, struct berth_err *err)
+{
+    struct berth_instance *instance = berth_alloc(sizeof(*instance));
+    if (instance == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for an instance");
+    }
+    instance->model = model;
+    enum berth_code code = make_parts(instance, err);
+    if (code == BERTH_OK) {
+        *out = instance;
+        instance = NULL;
+    }
+    instance_destroy(instance);
+    return code;
+}
+
+static enum berth_code admit(struct berth_instance *instance, struct berth_row *rows,
+                             size_t row_count, struct berth_err *err)
+{
+    uint32_t at = 0;
+    for (size_t i = 0; i < row_count; i++) {
+        while (at < instance->model->slot_count && instance->rows[at].live) {
+            at++;
+        }
+        if (at == instance->model->slot_count) {
+            (void)berth_fail(&rows[i].err, BERTH_INTERNAL, "no free slot");
+            continue;
+        }
+        struct berth_parakeet_row *row = &instance->rows[at];
+        if (berth_parakeet_row_init(row, &instance->model->base, rows[i].request, &rows[i].err) ==
+            BERTH_OK) {
+            row->ticket = ++instance->tickets;
+            rows[i].slot = at;
+        }
+    }
+    return BERTH_OK;
+}
+
+static void drop(struct berth_instance *instance, uint32_t slot)
+{
+    if (slot >= instance->model->slot_count || !instance->rows[slot].live) {
+        return;
+    }
+    for (uint32_t i = 0; i < instance->use_count; i++) {
+        if (instance->uses[i].slot == slot) {
+            instance->uses[i].slot = SLOT_NONE;
+            berth_parakeet_run_stop(instance->active->run, i);
+        }
+    }
+    berth_parakeet_row_finish(&instance->rows[slot]);
+}
+
+/* --- what a step brings forth --- */
+
+static struct berth_step_event *add_event(struct berth_step_result *out, uint32_t slot)
+{
+    BERTH_ASSERT(out->event_count < BERTH_STEP_EVENTS_MAX);
+    struct berth_step_event *event = &out->events[out->event_count++];
+    *event = (struct berth_step_event){.slot = slot};
+    return event;
+}
+
+/* Ends a row with an error. */
+static void fail_row(struct berth_instance *instance, uint32_t slot, const struct berth_err *why,
+                     struct berth_step_result *out)
+{
+    struct berth_step_event *event = add_event(out, slot);
+    event->final = true;
+    event->err = *why;
+    drop(instance, slot);
+}
+
+static void end_cancelled(struct berth_instance *instance, struct berth_step_result *out)
+{
+    for (uint32_t i = 0; i < instance->model->slot_count; i++) {
+        struct berth_parakeet_row *row = &instance->rows[i];
+        if (row->live && atomic_load_explicit(&row->request->cancelled, memory_order_relaxed)) {
+            struct berth_err why = {.code = BERTH_OK};
+            (void)berth_fail(&why, BERTH_CANCELLED, "cancelled while transcribing");
+            fail_row(instance, i, &why, out);
+        }
+    }
+}
+
+static void end_row(struct berth_instance *instance, uint32_t slot, struct berth_step_result *out)
+{
+    struct berth_part *part = NULL;
+    struct berth_err err = {.code = BERTH_OK};
+    if (berth_parakeet_row_part(&instance->rows[slot], true, &part, &err) != BERTH_OK) {
+        fail_row(instance, slot, &err, out);
+        return;
+    }
+    struct berth_step_event *event = add_event(out, slot);
+    event->part = part;
+    event->final = true;
+    drop(instance, slot);
+}
+
+/* News of every row, and the ends of those that are done, as far as there is room. A part that
+ * there is no memory for waits for the next, or is left out: the final one has everything. */
+static void report(struct berth_instance *instance, struct berth_step_result *out)
+{
+    for (uint32_t i = 0; i < instance->model->slot_count; i++) {
+        struct berth_parakeet_row *row = &instance->rows[i];
+        struct berth_part *part = NULL;
+        struct berth_err err = {.code = BERTH_OK};
+        if (!row->live) {
+            continue;
+        }
+        if (out->event_count + 2 > BERTH_STEP_EVENTS_MAX) {
+            return;
+        }
+        bool ended = berth_parakeet_row_ended(row);
+        if (ended && berth_parakeet_row_end(row, &err) != BERTH_OK) {
+            fail_row(instance, i, &err, out);
+            continue;
+        }
+        if (row->unsent != NULL && berth_parakeet_row_part(row, false, &part, &err) == BERTH_OK) {
+            add_event(out, i)->part = part;
+        }
+        if (ended) {
+            end_row(instance, i, out);
+        }
+    }
+}
+
+/* --- a run --- */
+
+/* The slot with the lowest ticket whose window is of that bucket, or of any. */
+static uint32_t oldest(const struct berth_instance *instance, uint32_t bucket)
+{
+    uint32_t found = SLOT_NONE;
+    for (uint32_t i = 0; i < instance->model->slot_count; i++) {
+        const struct berth_parakeet_row *row = &instance->rows[i];
+        if (row->live && row->planned &&
+            (bucket == UINT32_MAX || bucket_of(instance->model, row->next.count) == bucket) &&
+            (found == SLOT_NONE || row->ticket < instance->rows[found].ticket)) {
+            found = i;
+        }
+    }
+    return found;
+}
+
+/* Windows for the next run into uses. Returns their bucket. */
+static uint32_t gather(struct berth_instance *instance)
+{
+    instance->use_count = 0;
+    uint32_t slot = oldest(instance, UINT32_MAX);
+    if (slot == SLOT_NONE) {
+        return 0;
+    }
+    uint32_t bucket = bucket_of(instance->model, instance->rows[slot].next.count);
+    uint32_t max = bucket_rows_max(instance->model, bucket);
+    while (slot != SLOT_NONE && instance->use_count < max) {
+        struct berth_parakeet_row *row = &instance->rows[slot];
+        instance->uses[instance->use_count++] = (struct use){.slot = slot, .window = row->next};
+        row->ticket = ++instance->tickets; /* behind those who wait */
+        berth_parakeet_row_take(row);
+        berth_parakeet_row_plan(row);
+        slot = oldest(instance, bucket);
+    }
+    return bucket;
+}
+
+/* All rows of the run under way end with an error. */
+static void fail_uses(struct berth_instance *instance, const struct berth_err *why,
+                      struct berth_step_result *out)
+{
+    for (uint32_t i = 0; i < instance->use_count; i++) {
+        uint32_t slot = instance->uses[i].slot;
+        for (uint32_t k = i; k < instance->use_count; k++) {
+            instance->uses[k].slot = instance->uses[k].slot == slot ? SLOT_NONE
+                                                                    : instance->uses[k].slot;
+        }
+        if (slot != SLOT_NONE) {
+            fail_row(instance, slot, why, out);
+        }
+    }
+    instance->use_count = 0;
+    instance->active = NULL;
+}
+
+static void begin_run(struct berth_instance *instance, struct berth_step_result *out)
+{
+    uint32_t samples[SLOTS_MAX] = {0};
+    struct berth_err err = {.code = BERTH_OK};
+    uint32_t rows = 1;
+    uint32_t bucket = gather(instance);
+    if (instance->use_count == 0) {
+        return;
+    }
+    while (rows < instance->use_count) {
+        rows *= 2;
+    }
+    if (find_run(instance, bucket, rows, &instance->active, &err) != BERTH_OK) {
+        fail_uses(instance, &err, out);
+        return;
+    }
+    instance->active->ticket = ++instance->tickets;
+    for (uint32_t i = 0; i < instance->use_count; i++) {
+        const struct use *use = &instance->uses[i];
+        const struct berth_speech_audio *audio = &instance->rows[use->slot].audio;
+        const unsigned char *bytes = audio->samples;
+        memcpy(berth_parakeet_run_pcm(instance->active->run, i),
+               bytes + use->window.start * sizeof(float), use->window.count * sizeof(float));
+        samples[i] = (uint32_t)use->window.count;
+    }
+    berth_parakeet_run_begin(instance->active->run, samples);
+}
+
+static void end_run(struct berth_instance *instance, struct berth_step_result *out)
+{
+    struct berth_parakeet_tokens tokens;
+    struct berth_err err = {.code = BERTH_OK};
+    if (berth_parakeet_run_finish(instance->active->run, &tokens, &err) != BERTH_OK) {
+        fail_uses(instance, &err, out);
+        return;
+    }
+    for (uint32_t i = 0; i < instance->use_count; i++) {
+        uint32_t slot = instance->uses[i].slot;
+        if (slot != SLOT_NONE &&
+            berth_parakeet_row_add(&instance->rows[slot], &instance->uses[i].window, &tokens, i,
+                                   &err) != BERTH_OK) {
+            fail_row(instance, slot, &err, out);
+            err = (struct berth_err){.code = BERTH_OK};
+        }
+    }
+    instance->use_count = 0;
+    instance->active = NULL;
+}
+
+/* Nobody waits for the run under way. */
+static bool is_abandoned(const struct berth_instance *instance)
+{
+    for (uint32_t i = 0; i < instance->use_count; i++) {
+        if (instance->uses[i].slot != SLOT_NONE) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* One stage of the run under way (on a GPU all of it), or the start of the next. */
+static void act(struct berth_instance *instance, struct berth_step_result *out)
+{
+    if (instance->active == NULL) {
+        for (uint32_t i = 0; i < instance->model->slot_count; i++) {
+            if (instance->rows[i].live) {
+                berth_parakeet_row_plan(&instance->rows[i]);
+            }
+        }
+        report(instance, out);
+        if (out->event_count == 0) {
+            begin_run(instance, out);
+        }
+        return;
+    }
+    out->steps++;
+    if (is_abandoned(instance)) {
+        instance->use_count = 0;
+        instance->active = NULL;
+    } else if (!berth_parakeet_run_advance(instance->active->run)) {
+        end_run(instance, out);
+    }
+}
+
+static uint32_t live_count(const struct berth_instance *instance)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < instance->model->slot_count; i++) {
+        count += instance->rows[i].live ? 1 : 0;
+    }
+    return count;
+}
+
+static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
+                            struct berth_step_result *out, struct berth_err *err)
+{
+    uint64_t t_start_ns = berth_clock_now_ns();
+    out->event_count = 0;
+    out->steps = 0;
+    do {
+        end_cancelled(instance, out);
+        if (out->event_count > 0 || live_count(instance) == 0) {
+            break;
+        }
+        act(instance, out);
+    } while (out->event_count == 0 && berth_clock_now_ns() - t_start_ns < budget_ns);
+    out->live = live_count(instance);
+    return BERTH_OK;
+}
+
+const struct berth_engine_ops berth_engine_parakeet = {
+    .name = "parakeet",
+    .start = start,
+    .finish = finish,
+    .describe = describe,
+    .weights_bytes = weights_bytes,
+    .weights_load = weights_load,
+    .model_attach = model_attach,
+    .model_detach = model_detach,
+    .model_bytes = model_bytes,
+    .instance_create = instance_create,
+    .instance_destroy = instance_destroy,
+    .admit = admit,
+    .step = step,
+    .drop = drop,
+    .slots = slots,
+};
