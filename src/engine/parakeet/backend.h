@@ -1,6 +1,6 @@
 /* backend.h - the table of operations a FastConformer needs, and the two devices that have it.
  *
- * cpu.c (OpenBLAS and plain C, float32) is the reference for every kernel; cuda/ (bf16, float32
+ * cpu.c (plain C, float32) is the reference for every kernel; cuda/ (bf16, float32
  * accumulation) is the fast one. encoder.c calls the table in one order for both, so there is one
  * structure and two sets of loops.
  *

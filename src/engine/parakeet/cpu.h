@@ -1,10 +1,10 @@
 /* cpu.h - what the files of the CPU back end share: its threads and their scratch memory.
  *
  * A device has `threads` workers: the caller's thread and threads - 1 of its own, which wait for
- * the next loop. OpenBLAS runs on the calling worker alone.
+ * the next loop.
  */
-#ifndef BERTH_PARAKEET_CPU_H
-#define BERTH_PARAKEET_CPU_H
+#ifndef BERTH_CPU_H
+#define BERTH_CPU_H
 
 #include "engine/parakeet/backend.h"
 
