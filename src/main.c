@@ -27,8 +27,8 @@ static const struct command commands[] = {
      "list models, their states and bytes", berth_cli_models},
     {"doctor", BERTH_CMD_DOCTOR, "", false, "say what this machine has and lacks",
      berth_cli_doctor},
-    {"bench", BERTH_CMD_BENCH, "transcribe FILE... | infer", true,
-     "load a server and measure its answers", berth_cli_bench},
+    {"bench", BERTH_CMD_BENCH, "transcribe FILE... | infer|parakeet", true,
+     "load a server and measure its answers; parakeet: the engine", berth_cli_bench},
 };
 
 static int usage(FILE *out);

@@ -6,11 +6,16 @@
  * server that starts it gets a reason and not a silence.
  */
 #include <stdio.h>
+#include <string.h>
 
+#include "cli/bench_parakeet.h"
 #include "engine/engine.h"
 
-int main(void)
+int main(int argc, char **argv)
 {
+    if (argc > 2 && strcmp(argv[1], "bench") == 0 && strcmp(argv[2], "parakeet") == 0) {
+        return berth_cli_bench_parakeet_main(argc - 2, argv + 2);
+    }
     fputs("berth-cuda " BERTH_VERSION ": no GPU engine in this version; engines here:", stderr);
     for (size_t i = 0; berth_engine_name(i) != NULL; i++) {
         fprintf(stderr, " %s", berth_engine_name(i));

@@ -1,5 +1,6 @@
 /* bench.c - `berth bench transcribe FILE...` and `berth bench infer`: loads a server, prints what
  * its clients saw: requests a second, latencies, statuses, and with --pid the server's CPU time.
+ * `berth bench parakeet` is bench_parakeet.c's.
  */
 #include <dirent.h>
 #include <inttypes.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cli/bench_parakeet.h"
 #include "cli/cli.h"
 #include "cli/load.h"
 #include "cli/remote.h"
@@ -39,10 +41,13 @@ static void report(const struct bench *bench, const struct berth_load_result *re
 
 int berth_cli_bench(const struct berth_config *config)
 {
+    const char *what = config->arguments.count > 0 ? config->arguments.items[0] : "";
+    if (strcmp(what, "parakeet") == 0) {
+        return berth_cli_bench_parakeet(config);
+    }
     struct berth_err err = {0};
     struct bench *bench = berth_alloc(sizeof(*bench));
     struct berth_load_result *result = berth_alloc(sizeof(*result));
-    const char *what = config->arguments.count > 0 ? config->arguments.items[0] : "";
     enum berth_code code = BERTH_OK;
     if (bench == NULL || result == NULL) {
         code = berth_fail(&err, BERTH_UNAVAILABLE, "no memory");
@@ -58,8 +63,9 @@ int berth_cli_bench(const struct berth_config *config)
     } else if (strcmp(what, "infer") == 0) {
         code = make_infer(bench, &err);
     } else {
-        code = berth_fail(&err, BERTH_INVALID, "say what: berth bench transcribe FILE..., or "
-                          "berth bench infer --model NAME --input INPUT0:FP32:1,16");
+        code = berth_fail(&err, BERTH_INVALID, "say what: berth bench transcribe FILE..., berth "
+                          "bench infer --model NAME --input INPUT0:FP32:1,16, or berth bench "
+                          "parakeet --model FOLDER");
     }
     if (code != BERTH_OK) {
         goto out;
