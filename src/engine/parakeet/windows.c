@@ -3,6 +3,10 @@
  * A pause is a quarter of a second or more of 10 ms blocks that are each 20 dB below the window's
  * mean: clean speech has one nearly everywhere, noise and music have none, and then the overlap
  * serves. Of several the longest is taken, but a second is long enough: among those the last.
+ *
+ * What is below -80 dB of full scale at the ends of a window of several is left out: it says
+ * nothing, and would move the means that features are normalised with. A recording of one window
+ * is heard as it is.
  */
 #include "engine/parakeet/windows.h"
 
@@ -22,6 +26,7 @@
 #define CLEAR 6           /* frames from a word's start that are far enough */
 
 static float sample_at(const struct berth_speech_audio *audio, size_t at);
+static size_t silent_frames(const struct berth_speech_audio *audio, size_t start, size_t most);
 static double block_power(const struct berth_speech_audio *audio, size_t at);
 static size_t find_pause(const struct berth_speech_audio *audio, size_t start, size_t count,
                          double mean);
@@ -34,30 +39,36 @@ static void join_at_word(const struct berth_parakeet_pieces *pieces,
 void berth_parakeet_window_find(const struct berth_speech_audio *audio, size_t start,
                                 size_t samples_max, struct berth_parakeet_window *out)
 {
-    size_t left = audio->count - start;
+    const bool whole = start == 0 && audio->count <= samples_max;
+    size_t silent = whole ? 0 : silent_frames(audio, start, samples_max);
+    size_t left = audio->count - start - silent;
     size_t count = left < samples_max ? left : samples_max;
+    *out = (struct berth_parakeet_window){.start = start + silent, .next = audio->count};
+    if (silent > 0 && (left == 0 || silent >= samples_max)) {
+        *out = (struct berth_parakeet_window){
+            .start = start, .count = silent, .next = start + silent, .silent = true};
+        return;
+    }
     double power = 0;
     float peak = 0;
     for (size_t i = 0; i < count; i++) {
-        float sample = fabsf(sample_at(audio, start + i));
+        float sample = fabsf(sample_at(audio, out->start + i));
         peak = sample > peak ? sample : peak;
         power += (double)sample * sample;
     }
-    *out = (struct berth_parakeet_window){
-        .start = start, .count = count, .next = audio->count, .silent = peak < SILENCE};
-    if (left <= samples_max) {
-        return;
+    out->silent = peak < SILENCE;
+    if (left > samples_max) {
+        size_t cut = find_pause(audio, out->start, count, power / (double)count);
+        size_t overlap = BERTH_PARAKEET_OVERLAP_S * BERTH_SPEECH_RATE;
+        overlap = overlap < samples_max / 4 ? overlap : samples_max / 4;
+        overlap -= overlap % BERTH_PARAKEET_FRAME_SAMPLES;
+        count = cut > 0 ? cut : count;
+        out->next = out->start + count - (cut > 0 ? 0 : overlap);
     }
-    size_t cut = out->silent ? count : find_pause(audio, start, count, power / (double)count);
-    if (cut > 0) {
-        out->count = cut;
-        out->next = start + cut;
-        return;
+    while (!whole && !out->silent && fabsf(sample_at(audio, out->start + count - 1)) < SILENCE) {
+        count--;
     }
-    size_t overlap = BERTH_PARAKEET_OVERLAP_S * BERTH_SPEECH_RATE;
-    overlap = overlap < samples_max / 4 ? overlap : samples_max / 4;
-    overlap -= overlap % BERTH_PARAKEET_FRAME_SAMPLES;
-    out->next = start + count - overlap;
+    out->count = count;
 }
 
 void berth_parakeet_seam_join(const struct berth_parakeet_pieces *pieces,
@@ -80,6 +91,24 @@ static float sample_at(const struct berth_speech_audio *audio, size_t at)
     float sample;
     memcpy(&sample, (const unsigned char *)audio->samples + at * sizeof(sample), sizeof(sample));
     return fabsf(sample) <= SAMPLE_MAX ? sample : 0;
+}
+
+/* Samples of the whole frames from there on, or all up to the end, that hold nothing: `most` at
+ * most, and a frame. */
+static size_t silent_frames(const struct berth_speech_audio *audio, size_t start, size_t most)
+{
+    size_t at = start;
+    while (at < audio->count && at - start < most) {
+        size_t end = at + BERTH_PARAKEET_FRAME_SAMPLES;
+        end = end < audio->count ? end : audio->count;
+        for (size_t i = at; i < end; i++) {
+            if (fabsf(sample_at(audio, i)) >= SILENCE) {
+                return at - start;
+            }
+        }
+        at = end;
+    }
+    return at - start;
 }
 
 static double block_power(const struct berth_speech_audio *audio, size_t at)

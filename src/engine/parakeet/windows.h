@@ -20,12 +20,13 @@
 struct berth_parakeet_window {
     size_t start; /* samples, a multiple of a frame */
     size_t count;
-    size_t next; /* where the next one starts; the recording's end: there is none */
+    size_t next; /* where to look for the next one; the recording's end: there is none */
     bool silent; /* nothing in it is as loud as -80 dB of full scale */
 };
 
-/* The window of at most samples_max (a multiple of a frame, 4 s or more) that starts there. Looks
- * at each of its samples once or twice; what is no number counts as 0. */
+/* The window of at most samples_max (a multiple of a frame, 4 s or more) that starts there, or
+ * where silence ends; a silent one is to be passed over. Looks at each of its samples a few times;
+ * what is no number counts as 0. */
 void berth_parakeet_window_find(const struct berth_speech_audio *audio, size_t start,
                                 size_t samples_max, struct berth_parakeet_window *out);
 
