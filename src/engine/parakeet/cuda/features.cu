@@ -30,7 +30,7 @@ extern "C" {
 #define BINS (FFT / 2 + 1)
 #define MELS_MAX 128
 #define HZ_PER_BIN ((double)BERTH_PARAKEET_SAMPLE_RATE / FFT)
-#define WARPS 8
+#define FRAME_WARPS 8
 #define SAMPLE_MAX 1e6f   /* past it a sample counts as 0 */
 #define LOG_FLOOR 0x1p-24f
 #define DEVIATION_FLOOR 1e-5f
@@ -47,7 +47,7 @@ struct features_args {
     float *moments;               /* [rows][2][mels]: mean; deviation + 1e-5 */
     uint4 *out;                   /* bf16 [rows][features][mels] */
     uint32_t rows, samples, features, mels;
-    uint32_t frames_a_block; /* of log_mel; a multiple of WARPS */
+    uint32_t frames_a_block; /* of log_mel; a multiple of FRAME_WARPS */
     float preemphasis;
 };
 
@@ -112,8 +112,8 @@ extern "C" void berth_parakeet_cuda_features(struct berth_parakeet_device *devic
     args.preemphasis = config->preemphasis;
     /* Few frames: as many blocks as there are; many: some four blocks an SM, for the tables' sake. */
     const size_t share = vectors / ((size_t)device->sm_count * 4 + 1);
-    const size_t wanted = (share + WARPS - 1) / WARPS * WARPS;
-    args.frames_a_block = (uint32_t)(wanted < WARPS ? WARPS : wanted > 64 ? 64 : wanted);
+    const size_t wanted = (share + FRAME_WARPS - 1) / FRAME_WARPS * FRAME_WARPS;
+    args.frames_a_block = (uint32_t)(wanted < FRAME_WARPS ? FRAME_WARPS : wanted > 64 ? 64 : wanted);
     launch_all(device, &args);
 }
 
@@ -125,7 +125,7 @@ static void launch_all(struct berth_parakeet_device *device, struct features_arg
     launch.kernel = (const void *)log_mel;
     launch.grid =
         dim3((args->features + args->frames_a_block - 1) / args->frames_a_block, args->rows);
-    launch.block = dim3(WARPS * 32);
+    launch.block = dim3(FRAME_WARPS * 32);
     berth_parakeet_cuda_run(device, &launch, values);
 
     launch.name = "features: moments";
@@ -225,7 +225,7 @@ static __device__ void make_tables(struct mel_tables *tables, int32_t mels)
         sincospif((float)i / 256.0f, &sine, &cosine);
         tables->w512[i] = make_float2(cosine, -sine);
     }
-    for (int32_t n = i; n < WINDOW; n += WARPS * 32) {
+    for (int32_t n = i; n < WINDOW; n += FRAME_WARPS * 32) {
         const float s = sinpif((float)n / (float)(WINDOW - 1));
         tables->window[n] = s * s;
     }
@@ -235,7 +235,7 @@ static __device__ void make_tables(struct mel_tables *tables, int32_t mels)
         tables->start[i] = (int32_t)ceil(tables->edges[i] / HZ_PER_BIN);
     }
     __syncthreads();
-    for (int32_t k = i; k < BINS; k += WARPS * 32) {
+    for (int32_t k = i; k < BINS; k += FRAME_WARPS * 32) {
         weigh_bin(tables, k, mels);
     }
     __syncthreads();
@@ -393,11 +393,11 @@ static __device__ __forceinline__ void powers(const float2 *z, const struct mel_
 
 /* A warp a frame; 256 threads; grid (blocks of frames, rows). Reads 1 KB of PCM a frame through
  * L1, writes 512 bytes. */
-static __global__ void __launch_bounds__(WARPS * 32) log_mel(struct features_args args)
+static __global__ void __launch_bounds__(FRAME_WARPS * 32) log_mel(struct features_args args)
 {
     __shared__ struct mel_tables tables;
-    __shared__ __align__(16) float2 z_all[WARPS][8 * SPREAD];
-    __shared__ float power_all[WARPS][BINS + 7];
+    __shared__ __align__(16) float2 z_all[FRAME_WARPS][8 * SPREAD];
+    __shared__ float power_all[FRAME_WARPS][BINS + 7];
     const int32_t lane = (int32_t)(threadIdx.x & 31), warp = (int32_t)(threadIdx.x >> 5);
     const int32_t mels = (int32_t)args.mels;
     make_tables(&tables, mels);
@@ -418,7 +418,7 @@ static __global__ void __launch_bounds__(WARPS * 32) log_mel(struct features_arg
     const int32_t end = min(begin + (int32_t)args.frames_a_block, frames);
     float2 *z = z_all[warp];
     float *power = power_all[warp];
-    for (int32_t t = begin + warp; t < end; t += WARPS) {
+    for (int32_t t = begin + warp; t < end; t += FRAME_WARPS) {
         float2 v[8];
         load_frame(v, &tables, pcm, count, t * BERTH_PARAKEET_HOP - WINDOW / 2, args.preemphasis);
         transform256(v, z, first, second);
