@@ -2,8 +2,8 @@
  *
  * All live rows take a step together: those that said a token go through the prediction net, then
  * all through the joint. Weights are read once for all rows, which is why it is done so; each row's
- * sums have a fixed order, so that a row's tokens do not depend on its neighbours (E1). Dot products
- * are plain C with sixteen sums: vectors are short and rows few, a BLAS call for each costs as much.
+ * sums have a fixed order, so that a row's tokens do not depend on its neighbours (E1). Products
+ * are dot products (cpu_loops.h): rows are too few for packing a weight to pay.
  *
  * State between calls, in call->state: a lane for each row, lists of pointers for the products,
  * then each row's floats (struct sizes). Ties go to the first maximum.
@@ -13,11 +13,11 @@
 
 #include "base/mem.h"
 #include "engine/parakeet/cpu.h"
+#include "engine/parakeet/cpu_loops.h"
 
 #define ALIGNMENT 64U
-#define SUMS 16U
-#define CHUNK 64U                /* outputs of one task */
-#define SPREAD_MIN (1U << 20)    /* multiplications that are worth waking other threads */
+#define CHUNK 64U             /* outputs of one task */
+#define SPREAD_MIN (1U << 18) /* multiplications that are worth waking other threads */
 
 struct lane {
     int32_t frame;   /* it looks at */
@@ -139,8 +139,7 @@ static void begin(struct work *work)
     const struct berth_parakeet_decode_call *call = work->call;
     memset(call->state, 0, berth_parakeet_cpu_decode_state_bytes(call->config, work->shape));
     for (uint32_t row = 0; row < work->shape->rows; row++) {
-        work->lanes[row] =
-            (struct lane){.token = (int32_t)call->config->blank, .fresh = true};
+        work->lanes[row] = (struct lane){.token = (int32_t)call->config->blank, .fresh = true};
         call->tokens.count[row] = 0;
         call->tokens.steps[row] = 0;
     }
@@ -153,32 +152,12 @@ static float *floats_of(const struct work *work, uint32_t row)
 
 /* --- products --- */
 
-/* Sixteen sums, then the rest, in one order for every row. */
-static float dot(const float *a, const float *b, uint32_t count)
-{
-    float sums[SUMS] = {0};
-    uint32_t at = 0;
-    for (; at + SUMS <= count; at += SUMS) {
-        for (uint32_t i = 0; i < SUMS; i++) {
-            sums[i] += a[at + i] * b[at + i];
-        }
-    }
-    for (uint32_t half = SUMS / 2; half > 0; half /= 2) {
-        for (uint32_t i = 0; i < half; i++) {
-            sums[i] += sums[i + half];
-        }
-    }
-    for (; at < count; at++) {
-        sums[0] += a[at] * b[at];
-    }
-    return sums[0];
-}
-
 /* Outputs [index * CHUNK, ..) of all rows: a weight row is read once for all of them. */
 static void multiply_chunk(const void *context, uint64_t index, float *scratch)
 {
     const struct product *product = context;
     const struct work *work = product->work;
+    const struct berth_parakeet_loops *loops = berth_parakeet_loops_choose();
     uint32_t first = (uint32_t)index * CHUNK;
     uint32_t end = product->out - first < CHUNK ? product->out : first + CHUNK;
     (void)scratch;
@@ -188,7 +167,7 @@ static void multiply_chunk(const void *context, uint64_t index, float *scratch)
             float *out = work->out[i] + o;
             float base = product->add ? *out : 0;
             base += product->bias == NULL ? 0 : product->bias[o];
-            *out = base + dot(weight, work->in[i], product->in);
+            *out = base + loops->dot(weight, work->in[i], product->in);
         }
     }
 }
@@ -269,8 +248,11 @@ static void lstm_layer(struct work *work, uint32_t layer)
     const uint32_t wide = work->call->config->prediction;
     const size_t stride = (work->sizes.cell - work->sizes.hidden) /
                           work->call->config->prediction_layers * layer;
-    struct product product = {.work = work, .weight = lstm->input.weight, .bias = lstm->bias,
-                              .in = lstm->input.in, .out = lstm->input.out};
+    struct product product = {.work = work,
+                              .weight = lstm->input.weight,
+                              .bias = lstm->bias,
+                              .in = lstm->input.in,
+                              .out = lstm->input.out};
     for (uint32_t i = 0; i < work->count; i++) {
         work->out[i] = floats_of(work, work->list[i]) + work->sizes.gates;
     }
@@ -278,8 +260,11 @@ static void lstm_layer(struct work *work, uint32_t layer)
     for (uint32_t i = 0; i < work->count; i++) {
         work->in[i] = floats_of(work, work->list[i]) + work->sizes.hidden + stride;
     }
-    product = (struct product){.work = work, .weight = lstm->state.weight, .in = lstm->state.in,
-                               .out = lstm->state.out, .add = true};
+    product = (struct product){.work = work,
+                               .weight = lstm->state.weight,
+                               .in = lstm->state.in,
+                               .out = lstm->state.out,
+                               .add = true};
     multiply(&product);
     for (uint32_t i = 0; i < work->count; i++) {
         float *floats = floats_of(work, work->list[i]);
@@ -307,8 +292,11 @@ static void predict(struct work *work)
         lstm_layer(work, layer);
     }
     const struct berth_parakeet_linear *linear = &call->weights->prediction_out;
-    struct product product = {.work = work, .weight = linear->weight, .bias = linear->bias,
-                              .in = linear->in, .out = linear->out};
+    struct product product = {.work = work,
+                              .weight = linear->weight,
+                              .bias = linear->bias,
+                              .in = linear->in,
+                              .out = linear->out};
     for (uint32_t i = 0; i < work->count; i++) {
         work->out[i] = floats_of(work, work->list[i]) + work->sizes.said;
     }
@@ -318,8 +306,11 @@ static void predict(struct work *work)
 static void head(struct work *work)
 {
     const struct berth_parakeet_linear *linear = &work->call->weights->head;
-    struct product product = {.work = work, .weight = linear->weight, .bias = linear->bias,
-                              .in = linear->in, .out = linear->out};
+    struct product product = {.work = work,
+                              .weight = linear->weight,
+                              .bias = linear->bias,
+                              .in = linear->in,
+                              .out = linear->out};
     for (uint32_t i = 0; i < work->count; i++) {
         work->out[i] = floats_of(work, work->list[i]) + work->sizes.logits;
         work->call->tokens.steps[work->list[i]]++;
@@ -415,8 +406,8 @@ static void decide(struct work *work, uint32_t row)
     bool blank = token == config->blank;
     uint32_t duration = blank ? 1 : 0;
     if (config->head == BERTH_PARAKEET_TDT) {
-        duration = config->durations[first_maximum(logits + config->vocabulary,
-                                                   config->duration_count)];
+        duration =
+            config->durations[first_maximum(logits + config->vocabulary, config->duration_count)];
     }
     lane->symbols += blank ? 0 : 1;
     if (duration == 0 && (blank || lane->symbols >= (int32_t)config->symbols_max)) {

@@ -276,6 +276,27 @@ INLINE void gather_nine_body(const struct berth_parakeet_depthwise *conv, const 
     }
 }
 
+INLINE float dot_body(const float *restrict a, const float *restrict b, uint32_t count)
+{
+    lanes sum[4] = {{0}};
+    uint32_t at = 0;
+    for (; at + 4 * LANES <= count; at += 4 * LANES) {
+        sum[0] += *(const lanes *)(a + at) * *(const lanes *)(b + at);
+        sum[1] += *(const lanes *)(a + at + LANES) * *(const lanes *)(b + at + LANES);
+        sum[2] += *(const lanes *)(a + at + 2 * LANES) * *(const lanes *)(b + at + 2 * LANES);
+        sum[3] += *(const lanes *)(a + at + 3 * LANES) * *(const lanes *)(b + at + 3 * LANES);
+    }
+    for (; at + LANES <= count; at += LANES) {
+        sum[0] += *(const lanes *)(a + at) * *(const lanes *)(b + at);
+    }
+    sum[0] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+    float total = sum_lanes(&sum[0]);
+    for (; at < count; at++) {
+        total += a[at] * b[at];
+    }
+    return total;
+}
+
 INLINE void fourier_body(float *values, const float *turns)
 {
     float *from = values;
@@ -382,6 +403,10 @@ INLINE void band_body(const float *restrict power, const float *restrict weight,
     {                                                                                              \
         gather_nine_body(conv, in, out, count);                                                    \
     }                                                                                              \
+    attribute static float name##_dot(const float *a, const float *b, uint32_t count)              \
+    {                                                                                              \
+        return dot_body(a, b, count);                                                              \
+    }                                                                                              \
     attribute static void name##_fourier(float *values, const float *turns)                        \
     {                                                                                              \
         fourier_body(values, turns);                                                               \
@@ -406,6 +431,7 @@ INLINE void band_body(const float *restrict power, const float *restrict weight,
         .spread_line = name##_spread_line,                                                         \
         .gather_line = name##_gather_line,                                                         \
         .gather_nine = name##_gather_nine,                                                         \
+        .dot = name##_dot,                                                                         \
         .fourier = name##_fourier,                                                                 \
         .power = name##_power,                                                                     \
         .band = name##_band,                                                                       \

@@ -60,6 +60,7 @@ struct berth_parakeet_loops {
     /* out[c] = bias[c] + sum over nine taps of weight[tap * count + c] * in[tap][c] */
     void (*gather_nine)(const struct berth_parakeet_depthwise *conv, const float *const in[9],
                         float *out, uint32_t count);
+    float (*dot)(const float *a, const float *b, uint32_t count);
     /* LANES transforms at once (Stockham, radix 2): values [2][FFT][2: real, imaginary][LANES], the
      * second half filled from the first, which is used up. turns [FFT / 2][2]: cosine and sine of
      * -2 pi p / FFT. */
