@@ -601,13 +601,14 @@ static void report(struct berth_instance *instance, struct berth_step_result *ou
 
 /* --- a run --- */
 
-/* The slot with the lowest ticket whose window is of that bucket, or of any. */
+/* The slot with the lowest ticket whose window is of that bucket, or of any. On a CPU, which is no
+ * faster with more of one recording at a time, each has one window in flight. */
 static uint32_t oldest(const struct berth_instance *instance, uint32_t bucket)
 {
     uint32_t found = SLOT_NONE;
     for (uint32_t i = 0; i < instance->model->slot_count; i++) {
         const struct berth_parakeet_row *row = &instance->rows[i];
-        if (row->live && row->planned &&
+        if (row->live && row->planned && (row->in_flight == 0 || is_cuda()) &&
             (bucket == UINT32_MAX || bucket_of(instance->model, row->next.count) == bucket) &&
             (found == SLOT_NONE || row->ticket < instance->rows[found].ticket)) {
             found = i;
