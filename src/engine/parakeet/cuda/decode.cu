@@ -1,4 +1,4 @@
-/* decode.cu - greedy TDT and RNN-T in one cooperative kernel, CTC in two small ones.
+/* decode.cu - greedy TDT and RNN-T in one cooperative kernel (CTC: decode_ctc.cu).
  *
  * The transducer loop is short products with much weight and few rows, one behind another: joint,
  * then for rows that emitted the LSTM's layers and the prediction's last matrix. One kernel stays
@@ -8,13 +8,7 @@
  * another; nothing else of ours does. Rejected: graph nodes that loop (WHILE), which pay a launch
  * for each product; a block a row, which reads all weights through one SM.
  *
- * Products: weights are the A side of m16n8k16, rows of the batch its columns, so that weights are
- * read once a step whatever the batch, by tensor cores from one row to 64 at a time; more rows take
- * turns. The eight warps of a block each take an eighth of the sum and leave their parts in shared
- * memory, where they are added in the order of the warps. A column never meets another: a row's
- * result is the same, bit for bit, in any company, at any place, on any number of blocks (E1).
- * Lanes load 16 bytes of eight elements of one row; which element goes to which place of the sum
- * of 16 is free as long as both sides agree, so no shuffle is needed.
+ * Products (product.cuh) read weights once for up to 64 rows; more rows take turns.
  *
  * Decisions: every block holds the state of all rows and makes all decisions for itself, from two
  * numbers a row: the best token and the best duration, found by atomicMax on keys of 64 bits (logit
@@ -28,24 +22,13 @@
  */
 #include <limits.h>
 
-#include "engine/parakeet/cuda/cuda_device.h"
-#include "engine/parakeet/cuda/kernels.cuh"
+#include "engine/parakeet/cuda/product.cuh"
 
-#define THREADS 256 /* one a row, where rows have threads */
-#define WARPS (THREADS / 32)
-#define ROWS_MAX THREADS
-#define TILE 16            /* outputs of a tile; of the LSTM: 4 units x 4 gates */
-#define UNITS 4
-#define TILES_AT_ONCE 2
-#define CHUNK 64           /* rows of one product */
-#define PART_STRIDE (TILE + 4) /* floats of a column's parts: no two lanes meet in one bank */
-#define KEYS 3             /* sets of keys: one is cleared, one collected, one read */
-#define STOP_KEY (~0ull)   /* of no logit: that would be one that is no number */
-#define CTC_FRAMES 32      /* frames of a block */
-#define FULL 0xffffffffu
-
-typedef unsigned long long key64; /* what atomicMax wants */
-
+#define ROWS_MAX THREADS /* a row a thread, where rows have threads */
+#define UNITS 4           /* of the LSTM in a tile: with 4 gates each */
+#define CHUNK 64          /* rows of one product */
+#define KEYS 3            /* sets of keys: one is cleared, one collected, one read */
+#define STOP_KEY (~0ull)  /* of no logit: that would be one that is no number */
 struct lstm_args {
     const uint16_t *input, *state; /* bf16 [4 P][P] */
     const float *bias;             /* [4 P] */
@@ -55,8 +38,7 @@ struct decode_args {
     uint32_t rows, frames;   /* of the bucket */
     uint32_t prediction;     /* P; a multiple of 8 */
     uint32_t layers;
-    uint32_t vocabulary, outputs; /* tokens; tokens and durations */
-    uint32_t tiles;          /* of the head */
+    uint32_t tiles; /* of the head */
     uint32_t symbols_max, capacity, steps_max;
     int32_t blank;
     bool tdt;
@@ -64,7 +46,8 @@ struct decode_args {
     struct lstm_args lstm[BERTH_PARAKEET_PREDICTION_LAYERS_MAX];
     const uint16_t *embedding;                /* bf16 [vocabulary][P] */
     const uint16_t *out_weight, *out_bias;    /* bf16 [P][P], [P] */
-    const uint16_t *head_weight, *head_bias;  /* bf16 [outputs][P], [outputs] */
+    const uint16_t *head_weight;              /* bf16 [outputs][P] */
+    struct head_shape head;
     const uint16_t *projected;                /* bf16 [rows][frames][P] */
     const int32_t *frames_used;               /* [rows] */
     const volatile uint32_t *stop;            /* [rows], the host's memory */
@@ -76,26 +59,14 @@ struct decode_args {
     uint16_t *hidden;   /* bf16 [layers][2][rows][P]; a row's newest is at its parity */
     /* not zeroed: */
     uint16_t *predicted; /* bf16 [rows][P] */
-    float2 *sums;        /* [2][rows][tiles]: of a tile's tokens, highest logit, sum of e^(l - it) */
-};
-
-struct ctc_args {
-    uint32_t rows, frames, hidden, vocabulary, capacity;
-    int32_t blank;
-    const uint16_t *head_weight, *head_bias; /* bf16 [vocabulary][hidden] */
-    const uint16_t *encoded;                 /* bf16 [rows][frames][hidden] */
-    const int32_t *frames_used;
-    const volatile uint32_t *stop;
-    struct berth_parakeet_tokens out;
-    int32_t *best_token;      /* [rows][frames] */
-    float *best_probability;
+    float2 *sums;        /* [2][rows][tiles]: of a tile's tokens, as struct best has it */
 };
 
 /* Where the parts of the state lie. */
 struct state_places {
     size_t arrived, keys, cell, hidden;
     size_t zeroed; /* bytes to clear */
-    size_t predicted, sums, best_token, best_probability;
+    size_t predicted, sums;
     size_t bytes;
 };
 
@@ -113,25 +84,18 @@ struct row_states {
     int32_t warp_joint[WARPS], warp_lstm[WARPS];
 };
 
-/* What a product is of. SUM_OF_TWO: x = relu(in[0] + in[1]). CONCATENATED: weight[0] in[0] +
- * weight[1] in[1]. */
-enum product_kind { PLAIN, SUM_OF_TWO, CONCATENATED };
-
-struct product {
-    const uint16_t *weight[2]; /* [outputs][length] */
-    const uint16_t *in[2];
-    uint32_t length; /* a multiple of 8 */
+/* Where a step's joint leaves what it finds. */
+struct findings {
+    key64 *keys;  /* [rows][2] */
+    float2 *sums; /* [rows][tiles] */
 };
 
 static __global__ void transduce(const __grid_constant__ struct decode_args args);
-static __global__ void ctc_frames(const __grid_constant__ struct ctc_args args);
-static __global__ void ctc_collapse(const __grid_constant__ struct ctc_args args);
 static struct state_places places_of(const struct berth_parakeet_config *config,
                                      const struct berth_parakeet_shape *shape);
 static void launch_transducer(struct berth_parakeet_device *device,
                               const struct berth_parakeet_config *config,
                               struct decode_args *args);
-static void launch_ctc(struct berth_parakeet_device *device, struct ctc_args *args);
 static bool fits(struct berth_parakeet_device *device, const struct berth_parakeet_config *config,
                  const struct berth_parakeet_shape *shape);
 static void fill_weights(struct decode_args *args, const struct berth_parakeet_weights *weights);
@@ -153,35 +117,19 @@ extern "C" bool berth_parakeet_cuda_decode(struct berth_parakeet_device *device,
     if (shape->rows == 0 || !fits(device, config, shape)) {
         return true;
     }
-    const struct state_places places = places_of(config, shape);
-    const struct berth_parakeet_weights *weights = call->weights;
     if (config->head == BERTH_PARAKEET_CTC) {
-        struct ctc_args args = {};
-        args.rows = shape->rows;
-        args.frames = shape->padded.frames;
-        args.hidden = config->hidden;
-        args.vocabulary = config->vocabulary;
-        args.capacity = call->tokens.capacity;
-        args.blank = (int32_t)config->blank;
-        args.head_weight = (const uint16_t *)weights->head.weight;
-        args.head_bias = (const uint16_t *)weights->head.bias;
-        args.encoded = (const uint16_t *)call->projected;
-        args.frames_used = counts->frames;
-        args.stop = call->stop;
-        args.out = call->tokens;
-        args.best_token = (int32_t *)((char *)call->state + places.best_token);
-        args.best_probability = (float *)((char *)call->state + places.best_probability);
-        launch_ctc(device, &args);
+        berth_parakeet_cuda_decode_ctc(device, shape, counts, call);
         return true;
     }
+    const struct state_places places = places_of(config, shape);
     struct decode_args args = {};
     args.rows = shape->rows;
     args.frames = shape->padded.frames;
     args.prediction = config->prediction;
     args.layers = config->prediction_layers;
-    args.vocabulary = config->vocabulary;
-    args.outputs = config->vocabulary + config->duration_count;
-    args.tiles = (args.outputs + TILE - 1) / TILE;
+    args.head.vocabulary = config->vocabulary;
+    args.head.outputs = config->vocabulary + config->duration_count;
+    args.tiles = (args.head.outputs + TILE - 1) / TILE;
     args.symbols_max = config->symbols_max > 0 ? config->symbols_max : 1;
     args.capacity = call->tokens.capacity;
     /* Each frame sees at most so many joints; the loop ends sooner by itself. */
@@ -192,7 +140,7 @@ extern "C" bool berth_parakeet_cuda_decode(struct berth_parakeet_device *device,
     for (uint32_t i = 0; i < config->duration_count && i < BERTH_PARAKEET_DURATIONS_MAX; i++) {
         args.durations[i] = (int32_t)config->durations[i];
     }
-    fill_weights(&args, weights);
+    fill_weights(&args, call->weights);
     fill_state(&args, &places, call->state);
     args.projected = (const uint16_t *)call->projected;
     args.frames_used = counts->frames;
@@ -234,9 +182,7 @@ static struct state_places places_of(const struct berth_parakeet_config *config,
     struct state_places places = {};
     const size_t rows = shape->rows;
     if (config->head == BERTH_PARAKEET_CTC) {
-        const size_t frames = rows * shape->padded.frames;
-        places.best_token = place(&places.bytes, frames * sizeof(int32_t));
-        places.best_probability = place(&places.bytes, frames * sizeof(float));
+        (void)place(&places.bytes, rows * shape->padded.frames * 8); /* decode_ctc.cu */
         return places;
     }
     const size_t vectors = rows * config->prediction_layers;
@@ -262,7 +208,7 @@ static void fill_weights(struct decode_args *args, const struct berth_parakeet_w
     args->out_weight = (const uint16_t *)weights->prediction_out.weight;
     args->out_bias = (const uint16_t *)weights->prediction_out.bias;
     args->head_weight = (const uint16_t *)weights->head.weight;
-    args->head_bias = (const uint16_t *)weights->head.bias;
+    args->head.bias = (const uint16_t *)weights->head.bias;
 }
 
 static void fill_state(struct decode_args *args, const struct state_places *places, void *state)
@@ -274,12 +220,6 @@ static void fill_state(struct decode_args *args, const struct state_places *plac
     args->hidden = (uint16_t *)(base + places->hidden);
     args->predicted = (uint16_t *)(base + places->predicted);
     args->sums = (float2 *)(base + places->sums);
-}
-
-/* Shared memory for the warps' parts of a product of `columns`. */
-static size_t part_bytes(uint32_t columns)
-{
-    return (size_t)WARPS * TILES_AT_ONCE * columns * PART_STRIDE * sizeof(float);
 }
 
 /* As many blocks as there are tiles of an LSTM layer, at most one an SM. */
@@ -321,38 +261,7 @@ static void launch_transducer(struct berth_parakeet_device *device,
     berth_parakeet_cuda_fail(device, "decode: transducer", error);
 }
 
-static void launch_ctc(struct berth_parakeet_device *device, struct ctc_args *args)
-{
-    void *values[] = {args};
-    struct berth_parakeet_cuda_launch launch = {};
-    launch.name = "decode: ctc frames";
-    launch.kernel = (const void *)ctc_frames;
-    launch.grid = dim3((args->frames + CTC_FRAMES - 1) / CTC_FRAMES, args->rows);
-    launch.block = dim3(THREADS);
-    launch.shared_bytes = part_bytes(CTC_FRAMES);
-    berth_parakeet_cuda_run(device, &launch, values);
-
-    launch.name = "decode: ctc collapse";
-    launch.kernel = (const void *)ctc_collapse;
-    launch.grid = dim3(args->rows);
-    launch.block = dim3(32);
-    launch.shared_bytes = 0;
-    berth_parakeet_cuda_run(device, &launch, values);
-}
-
 /* ---- small things ---- */
-
-static __device__ __forceinline__ float from_bf16(uint16_t bits)
-{
-    return __uint_as_float((uint32_t)bits << 16);
-}
-
-/* relu(a + b) of two pairs, rounded once. */
-static __device__ __forceinline__ uint32_t relu_sum(uint32_t a, uint32_t b)
-{
-    const float2 x = unpack2(a), y = unpack2(b);
-    return pack2(fmaxf(x.x + y.x, 0.0f), fmaxf(x.y + y.y, 0.0f));
-}
 
 /* Right to about 1e-7, for any x: e^2x may be infinite, and the quotient is 0 then. */
 static __device__ __forceinline__ float tanh_fast(float x)
@@ -363,27 +272,6 @@ static __device__ __forceinline__ float tanh_fast(float x)
 static __device__ __forceinline__ float sigmoid_fast(float x)
 {
     return __fdividef(1.0f, 1.0f + __expf(fminf(-x, 80.0f)));
-}
-
-/* A key is the greater the higher the logit, and at equal logits the lower the index; never 0. What
- * is no number is the least. */
-static __device__ __forceinline__ key64 key_of(float logit, uint32_t index)
-{
-    const float value = logit == logit ? logit + 0.0f : -INFINITY;
-    const uint32_t bits = __float_as_uint(value);
-    const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-    return ((key64)ordered << 32) | (0xffffffffu - index);
-}
-
-static __device__ __forceinline__ uint32_t key_index(key64 key)
-{
-    return 0xffffffffu - (uint32_t)key;
-}
-
-static __device__ __forceinline__ float key_logit(key64 key)
-{
-    const uint32_t ordered = (uint32_t)(key >> 32);
-    return __uint_as_float((ordered & 0x80000000u) != 0 ? ordered & 0x7fffffffu : ~ordered);
 }
 
 /* All blocks of the grid, all threads: what any of them wrote before, all may read after (past L1:
@@ -407,213 +295,112 @@ static __device__ __forceinline__ void grid_barrier(uint32_t *arrived, uint32_t 
     __syncthreads();
 }
 
-/* d += a b, 16 x 8 x 16. Not volatile: it does nothing but its result. */
-static __device__ __forceinline__ void multiply_add(float *d, uint32_t a0, uint32_t a1, uint32_t a2,
-                                                    uint32_t a3, uint32_t b0, uint32_t b1)
+/* ---- the four products of a step ---- */
+
+/* Row of the lane's column 8 j + lane / 4 of a chunk; past the list's end the first of the chunk:
+ * loads are within memory then, and nobody uses what comes of it. */
+static __device__ __forceinline__ uint32_t row_at(const int32_t *list, uint32_t first,
+                                                  uint32_t count, uint32_t j)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+    const uint32_t at = first + j * 8 + (threadIdx.x & 31) / 4;
+    return (uint32_t)list[at < count ? at : first];
 }
 
-/* ---- products ---- */
-
-#define NO_ROW 0xffffffffu
-
-/* Parts of a product: TILES_AT_ONCE tiles of outputs, 8 NT columns; this warp's eighth of the sum.
- * weight_at[tile][2]: where in weight[] the lane's rows lane / 4 and lane / 4 + 8 of each tile
- * begin; NO_ROW: none. in_at[source][j]: where in in[] column 8 j + lane / 4 begins. Steps of the
- * sum (32 elements, of which the lane has eight) go round the warps; U of them are loaded before
- * the first is used. parts: [WARPS][TILES_AT_ONCE][8 NT][PART_STRIDE]. */
-template <enum product_kind KIND, int NT>
-static __device__ __forceinline__ void
-multiply(const struct product &product, const uint32_t (&weight_at)[TILES_AT_ONCE][2],
-         const uint32_t (&in_at)[KIND == PLAIN ? 1 : 2][NT], float *parts)
-{
-    constexpr int U = NT == 1 ? 5 : NT == 2 ? 3 : NT == 4 ? 2 : 1;
-    const uint32_t warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const uint32_t half_steps = (product.length + 31) / 32;
-    const uint32_t steps = KIND == CONCATENATED ? 2 * half_steps : half_steps;
-    float sums[TILES_AT_ONCE][NT][4] = {};
-    for (uint32_t first = warp; first < steps; first += WARPS * U) {
-        uint4 a[U][TILES_AT_ONCE][2], b[U][NT];
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-            const uint32_t step = first + (uint32_t)u * WARPS;
-            const bool second = KIND == CONCATENATED && step >= half_steps;
-            const uint32_t k = (second ? step - half_steps : step) * 32 + (lane & 3) * 8;
-            const bool inside = step < steps && k < product.length;
-            const uint16_t *weight = second ? product.weight[1] : product.weight[0];
-            const uint16_t *in = second ? product.in[1] : product.in[0];
-#pragma unroll
-            for (int tile = 0; tile < TILES_AT_ONCE; tile++) {
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const uint32_t at = weight_at[tile][i];
-                    a[u][tile][i] = make_uint4(0, 0, 0, 0);
-                    if (inside && at != NO_ROW) {
-                        a[u][tile][i] = __ldg((const uint4 *)(weight + at + k));
-                    }
-                }
-            }
-#pragma unroll
-            for (int j = 0; j < NT; j++) {
-                b[u][j] = make_uint4(0, 0, 0, 0);
-                if (inside) {
-                    const uint32_t at = second ? in_at[KIND == PLAIN ? 0 : 1][j] : in_at[0][j];
-                    b[u][j] = __ldcg((const uint4 *)(in + at + k));
-                    if (KIND == SUM_OF_TWO) {
-                        const uint32_t other = in_at[KIND == PLAIN ? 0 : 1][j];
-                        const uint4 c = __ldcg((const uint4 *)(product.in[1] + other + k));
-                        b[u][j] = make_uint4(relu_sum(b[u][j].x, c.x), relu_sum(b[u][j].y, c.y),
-                                             relu_sum(b[u][j].z, c.z), relu_sum(b[u][j].w, c.w));
-                    }
-                }
-            }
-        }
-#pragma unroll
-        for (int u = 0; u < U; u++) {
-#pragma unroll
-            for (int tile = 0; tile < TILES_AT_ONCE; tile++) {
-                const uint4 low = a[u][tile][0], high = a[u][tile][1];
-#pragma unroll
-                for (int j = 0; j < NT; j++) {
-                    multiply_add(sums[tile][j], low.x, high.x, low.y, high.y, b[u][j].x, b[u][j].y);
-                    multiply_add(sums[tile][j], low.z, high.z, low.w, high.w, b[u][j].z, b[u][j].w);
-                }
-            }
-        }
-    }
-    const uint32_t output = lane >> 2, column = (lane & 3) * 2;
-#pragma unroll
-    for (int tile = 0; tile < TILES_AT_ONCE; tile++) {
-#pragma unroll
-        for (int j = 0; j < NT; j++) {
-            float *to = parts + ((warp * TILES_AT_ONCE + tile) * (NT * 8) + j * 8 + column) *
-                                    PART_STRIDE +
-                        output;
-            to[0] = sums[tile][j][0];
-            to[PART_STRIDE] = sums[tile][j][1];
-            to[8] = sums[tile][j][2];
-            to[PART_STRIDE + 8] = sums[tile][j][3];
-        }
-    }
-}
-
-/* Outputs 4 quarter .. 4 quarter + 3 of a tile's column, parts added in the order of the warps. */
+/* Where a lane's weights of an LSTM layer begin: output 4 j + gate of a tile is that gate of its
+ * unit j. */
 template <int NT>
-static __device__ __forceinline__ float4 add_parts(const float *parts, uint32_t tile,
-                                                   uint32_t column, uint32_t quarter)
+static __device__ __forceinline__ void point_at_units(const struct decode_args &args,
+                                                      struct lane_rows<NT> *rows, uint32_t tile)
 {
-    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const uint32_t P = args.prediction;
 #pragma unroll
-    for (uint32_t warp = 0; warp < WARPS; warp++) {
-        const float4 part = *(const float4 *)(parts +
-                                              ((warp * TILES_AT_ONCE + tile) * (NT * 8) + column) *
-                                                  PART_STRIDE +
-                                              quarter * 4);
-        sum.x += part.x;
-        sum.y += part.y;
-        sum.z += part.z;
-        sum.w += part.w;
+    for (uint32_t i = 0; i < TILES_AT_ONCE * 2; i++) {
+        const uint32_t output = (threadIdx.x & 31) / 4 + 8 * (i & 1);
+        const uint32_t unit = (tile + i / 2 * gridDim.x) * UNITS + output / 4;
+        rows->weight[i / 2][i & 1] = unit < P ? (output % 4 * P + unit) * P : NO_ROW;
     }
-    return sum;
 }
 
-/* What thread i of a pass works on after the product: four outputs of one column of one tile. Four
- * lanes side by side have a column; all lanes of a warp exist or none. */
-struct item {
-    bool exists; /* within the pass; else the rest is not to be used */
-    uint32_t tile, column, quarter;
+/* A thread's unit of one row, what it needs beside the product, and where it goes. */
+struct unit_work {
+    bool exists;
+    uint32_t cell, hidden; /* places */
+    float c;
+    float4 bias;
 };
 
-template <int NT> static __device__ __forceinline__ struct item item_of(uint32_t index)
+static __device__ __forceinline__ struct unit_work unit_of(const struct decode_args &args,
+                                                           const struct row_states &rows,
+                                                           uint32_t layer, uint32_t unit,
+                                                           uint32_t at)
 {
-    struct item item;
-    item.exists = index < TILES_AT_ONCE * NT * 32;
-    item.tile = index / (NT * 32);
-    item.column = index / 4 % (NT * 8);
-    item.quarter = index % 4;
-    return item;
+    const uint32_t P = args.prediction;
+    struct unit_work work = {};
+    work.exists = unit < P && at < (uint32_t)rows.lstm_count;
+    if (work.exists) {
+        const uint32_t row = (uint32_t)rows.lstm[at];
+        const uint32_t next = (uint32_t)rows.parity[row] ^ 1u;
+        const float *bias = args.lstm[layer].bias + unit;
+        work.cell = (layer * args.rows + row) * P + unit;
+        work.hidden = ((layer * 2 + next) * args.rows + row) * P + unit;
+        work.c = __ldcg(&args.cell[work.cell]);
+        work.bias = make_float4(__ldg(bias), __ldg(bias + P), __ldg(bias + 2 * P),
+                                __ldg(bias + 3 * P));
+    }
+    return work;
 }
 
-#define ITEMS(NT) ((TILES_AT_ONCE * (NT)*32 + THREADS - 1) / THREADS) /* of a thread */
-
-/* Row of column `column` of a chunk; past the list's end the first of the chunk, so that loads are
- * within memory; nobody uses what comes of it. */
-static __device__ __forceinline__ uint32_t row_at(const int32_t *list, uint32_t first,
-                                                  uint32_t count, uint32_t column)
+static __device__ __forceinline__ void finish_unit(const struct decode_args &args,
+                                                   const struct unit_work &work,
+                                                   const float4 &gates)
 {
-    return (uint32_t)list[first + column < count ? first + column : first];
+    const float in = sigmoid_fast(gates.x + work.bias.x);
+    const float forget = sigmoid_fast(gates.y + work.bias.y);
+    const float out = sigmoid_fast(gates.w + work.bias.w);
+    const float c = forget * work.c + in * tanh_fast(gates.z + work.bias.z);
+    __stcg(&args.cell[work.cell], c);
+    args.hidden[work.hidden] = __bfloat16_as_ushort(__float2bfloat16_rn(out * tanh_fast(c)));
 }
 
-/* One LSTM layer for rows list[first] .. of a chunk of at most 8 NT, this block's units. Reads 16 P
+/* One LSTM layer for at most 8 NT rows of the list from `first` on, this block's units. Reads 16 P
  * bytes a unit of weights, 4 P a row of inputs. */
 template <int NT>
 static __device__ __noinline__ void lstm_chunk(const struct decode_args &args,
                                                const struct row_states &rows, uint32_t layer,
                                                uint32_t first, float *parts)
 {
-    const uint32_t P = args.prediction, lane = threadIdx.x & 31, count = (uint32_t)rows.lstm_count;
-    const uint32_t tiles = (P + UNITS - 1) / UNITS;
+    const uint32_t P = args.prediction, tiles = (P + UNITS - 1) / UNITS;
     struct product product = {};
     product.weight[0] = args.lstm[layer].input;
     product.weight[1] = args.lstm[layer].state;
     product.in[0] = layer == 0 ? args.embedding : args.hidden;
     product.in[1] = args.hidden;
     product.length = P;
-    uint32_t in_at[2][NT];
+    struct lane_rows<NT> lane;
 #pragma unroll
-    for (int j = 0; j < NT; j++) {
-        const uint32_t row = row_at(rows.lstm, first, count, (uint32_t)j * 8 + lane / 4);
+    for (uint32_t j = 0; j < NT; j++) {
+        const uint32_t row = row_at(rows.lstm, first, (uint32_t)rows.lstm_count, j);
         const uint32_t now = (uint32_t)rows.parity[row], next = now ^ 1u;
-        in_at[0][j] = layer == 0 ? (uint32_t)rows.token[row] * P
-                                 : (((layer - 1) * 2 + next) * args.rows + row) * P;
-        in_at[1][j] = ((layer * 2 + now) * args.rows + row) * P;
+        lane.in[0][j] = layer == 0 ? (uint32_t)rows.token[row] * P
+                                   : (((layer - 1) * 2 + next) * args.rows + row) * P;
+        lane.in[1][j] = ((layer * 2 + now) * args.rows + row) * P;
     }
     for (uint32_t tile = blockIdx.x; tile < tiles; tile += TILES_AT_ONCE * gridDim.x) {
-        uint32_t weight_at[TILES_AT_ONCE][2];
+        struct unit_work work[ITEMS(NT)]; /* read before the product, to be here when it is done */
+        point_at_units<NT>(args, &lane, tile);
 #pragma unroll
-        for (uint32_t i = 0; i < TILES_AT_ONCE * 2; i++) {
-            /* Output 4 j + gate of a tile is that gate of its unit j. */
-            const uint32_t output = lane / 4 + 8 * (i & 1);
-            const uint32_t unit = (tile + i / 2 * gridDim.x) * UNITS + output / 4;
-            weight_at[i / 2][i & 1] = unit < P ? (output % 4 * P + unit) * P : NO_ROW;
-        }
-        /* Before the product, so that they are here when it is done. */
-        float cell[ITEMS(NT)];
-        float4 bias[ITEMS(NT)];
-#pragma unroll
-        for (int i = 0; i < ITEMS(NT); i++) {
-            const struct item item = item_of<NT>(threadIdx.x + (uint32_t)i * THREADS);
+        for (uint32_t i = 0; i < ITEMS(NT); i++) {
+            const struct item item = item_of<NT>(threadIdx.x + i * THREADS);
             const uint32_t unit = (tile + item.tile * gridDim.x) * UNITS + item.quarter;
-            cell[i] = 0.0f;
-            bias[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (item.exists && unit < P && first + item.column < count) {
-                const uint32_t row = (uint32_t)rows.lstm[first + item.column];
-                const float *from = args.lstm[layer].bias + unit;
-                cell[i] = __ldcg(&args.cell[(layer * args.rows + row) * P + unit]);
-                bias[i] = make_float4(__ldg(from), __ldg(from + P), __ldg(from + 2 * P),
-                                      __ldg(from + 3 * P));
-            }
+            work[i] = unit_of(args, rows, layer, item.exists ? unit : P, first + item.column);
         }
-        multiply<CONCATENATED, NT>(product, weight_at, in_at, parts);
+        multiply<CONCATENATED, NT>(product, lane, parts);
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < ITEMS(NT); i++) {
-            const struct item item = item_of<NT>(threadIdx.x + (uint32_t)i * THREADS);
-            const uint32_t unit = (tile + item.tile * gridDim.x) * UNITS + item.quarter;
-            if (item.exists && unit < P && first + item.column < count) {
-                const uint32_t row = (uint32_t)rows.lstm[first + item.column];
-                const uint32_t next = (uint32_t)rows.parity[row] ^ 1u;
-                const float4 gates = add_parts<NT>(parts, item.tile, item.column, item.quarter);
-                const float c = sigmoid_fast(gates.y + bias[i].y) * cell[i] +
-                                sigmoid_fast(gates.x + bias[i].x) * tanh_fast(gates.z + bias[i].z);
-                const float h = sigmoid_fast(gates.w + bias[i].w) * tanh_fast(c);
-                __stcg(&args.cell[(layer * args.rows + row) * P + unit], c);
-                args.hidden[((layer * 2 + next) * args.rows + row) * P + unit] =
-                    __bfloat16_as_ushort(__float2bfloat16_rn(h));
+        for (uint32_t i = 0; i < ITEMS(NT); i++) {
+            if (work[i].exists) {
+                const struct item item = item_of<NT>(threadIdx.x + i * THREADS);
+                finish_unit(args, work[i], add_parts<NT>(parts, item));
             }
         }
         __syncthreads(); /* parts are written again */
@@ -626,35 +413,30 @@ static __device__ __noinline__ void predict_chunk(const struct decode_args &args
                                                   const struct row_states &rows, uint32_t first,
                                                   float *parts)
 {
-    const uint32_t P = args.prediction, lane = threadIdx.x & 31, count = (uint32_t)rows.lstm_count;
-    const uint32_t tiles = (P + TILE - 1) / TILE;
+    const uint32_t P = args.prediction, tiles = (P + TILE - 1) / TILE;
+    const uint32_t count = (uint32_t)rows.lstm_count;
     struct product product = {};
     product.weight[0] = args.out_weight;
     product.in[0] = args.hidden;
     product.length = P;
-    uint32_t in_at[1][NT];
+    struct lane_rows<NT> lane = {};
 #pragma unroll
-    for (int j = 0; j < NT; j++) {
-        const uint32_t row = row_at(rows.lstm, first, count, (uint32_t)j * 8 + lane / 4);
+    for (uint32_t j = 0; j < NT; j++) {
+        const uint32_t row = row_at(rows.lstm, first, count, j);
         const uint32_t next = (uint32_t)rows.parity[row] ^ 1u;
-        in_at[0][j] = (((args.layers - 1) * 2 + next) * args.rows + row) * P;
+        lane.in[0][j] = (((args.layers - 1) * 2 + next) * args.rows + row) * P;
     }
     for (uint32_t tile = blockIdx.x; tile < tiles; tile += TILES_AT_ONCE * gridDim.x) {
-        uint32_t weight_at[TILES_AT_ONCE][2];
-#pragma unroll
-        for (uint32_t i = 0; i < TILES_AT_ONCE * 2; i++) {
-            const uint32_t output = (tile + i / 2 * gridDim.x) * TILE + lane / 4 + 8 * (i & 1);
-            weight_at[i / 2][i & 1] = output < P ? output * P : NO_ROW;
-        }
-        multiply<PLAIN, NT>(product, weight_at, in_at, parts);
+        point_at_outputs<NT>(&lane, tile, gridDim.x, P, P);
+        multiply<PLAIN, NT>(product, lane, parts);
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < ITEMS(NT); i++) {
-            const struct item item = item_of<NT>(threadIdx.x + (uint32_t)i * THREADS);
+        for (uint32_t i = 0; i < ITEMS(NT); i++) {
+            const struct item item = item_of<NT>(threadIdx.x + i * THREADS);
             const uint32_t output = (tile + item.tile * gridDim.x) * TILE + item.quarter * 4;
             if (item.exists && output < P && first + item.column < count) {
                 const uint32_t row = (uint32_t)rows.lstm[first + item.column];
-                float4 sum = add_parts<NT>(parts, item.tile, item.column, item.quarter);
+                float4 sum = add_parts<NT>(parts, item);
                 if (args.out_bias != NULL) {
                     const uint2 bias = __ldg((const uint2 *)(args.out_bias + output));
                     const float2 low = unpack2(bias.x), high = unpack2(bias.y);
@@ -671,103 +453,47 @@ static __device__ __noinline__ void predict_chunk(const struct decode_args &args
     }
 }
 
-/* Best token, best duration and the tokens' sum for softmax among outputs `output` .. + 3 of the
- * four lanes of a column. All lanes of the warp. */
-struct best {
-    key64 token, duration; /* 0: none among them */
-    float2 sum;            /* highest logit of a token, sum of e^(logit - highest) */
-};
-
-static __device__ __forceinline__ struct best best_of(const float4 &sum, const uint16_t *bias,
-                                                      uint32_t output, uint32_t vocabulary,
-                                                      uint32_t outputs)
-{
-    float logits[4] = {sum.x, sum.y, sum.z, sum.w};
-    struct best best = {};
-    best.sum.x = -INFINITY;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t at = output + i;
-        if (at < outputs && bias != NULL) {
-            logits[i] += from_bf16(__ldg(&bias[at]));
-        }
-        if (at < vocabulary) {
-            const key64 key = key_of(logits[i], at);
-            best.token = key > best.token ? key : best.token;
-        } else if (at < outputs) {
-            const key64 key = key_of(logits[i], at - vocabulary);
-            best.duration = key > best.duration ? key : best.duration;
-        }
-    }
-#pragma unroll
-    for (int offset = 1; offset <= 2; offset *= 2) {
-        const key64 token = __shfl_xor_sync(FULL, best.token, offset);
-        const key64 duration = __shfl_xor_sync(FULL, best.duration, offset);
-        best.token = token > best.token ? token : best.token;
-        best.duration = duration > best.duration ? duration : best.duration;
-    }
-    if (best.token != 0) {
-        best.sum.x = key_logit(best.token);
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++) {
-        if (output + i < vocabulary && logits[i] > -INFINITY) { /* not what is no number */
-            best.sum.y += __expf(logits[i] - best.sum.x);
-        }
-    }
-    best.sum.y += __shfl_xor_sync(FULL, best.sum.y, 1);
-    best.sum.y += __shfl_xor_sync(FULL, best.sum.y, 2);
-    return best;
-}
-
-/* The joint for a chunk: this block's tiles of the head; keys: of this step; sums: of this step. */
+/* The joint for a chunk: this block's tiles of the head. */
 template <int NT>
 static __device__ __noinline__ void joint_chunk(const struct decode_args &args,
                                                 const struct row_states &rows, uint32_t first,
-                                                key64 *keys, float2 *sums, float *parts)
+                                                struct findings to, float *parts)
 {
-    const uint32_t P = args.prediction, lane = threadIdx.x & 31, count = (uint32_t)rows.joint_count;
+    const uint32_t P = args.prediction, count = (uint32_t)rows.joint_count;
     struct product product = {};
     product.weight[0] = args.head_weight;
     product.in[0] = args.projected;
     product.in[1] = args.predicted;
     product.length = P;
-    uint32_t in_at[2][NT];
+    struct lane_rows<NT> lane;
 #pragma unroll
-    for (int j = 0; j < NT; j++) {
-        const uint32_t row = row_at(rows.joint, first, count, (uint32_t)j * 8 + lane / 4);
-        in_at[0][j] = (row * args.frames + (uint32_t)rows.frame[row]) * P;
-        in_at[1][j] = row * P;
+    for (uint32_t j = 0; j < NT; j++) {
+        const uint32_t row = row_at(rows.joint, first, count, j);
+        lane.in[0][j] = (row * args.frames + (uint32_t)rows.frame[row]) * P;
+        lane.in[1][j] = row * P;
     }
     for (uint32_t tile = blockIdx.x; tile < args.tiles; tile += TILES_AT_ONCE * gridDim.x) {
-        uint32_t weight_at[TILES_AT_ONCE][2];
-#pragma unroll
-        for (uint32_t i = 0; i < TILES_AT_ONCE * 2; i++) {
-            const uint32_t output = (tile + i / 2 * gridDim.x) * TILE + lane / 4 + 8 * (i & 1);
-            weight_at[i / 2][i & 1] = output < args.outputs ? output * P : NO_ROW;
-        }
-        multiply<SUM_OF_TWO, NT>(product, weight_at, in_at, parts);
+        point_at_outputs<NT>(&lane, tile, gridDim.x, args.head.outputs, P);
+        multiply<SUM_OF_TWO, NT>(product, lane, parts);
         __syncthreads();
 #pragma unroll
-        for (int i = 0; i < ITEMS(NT); i++) {
-            const struct item item = item_of<NT>(threadIdx.x + (uint32_t)i * THREADS);
+        for (uint32_t i = 0; i < ITEMS(NT); i++) {
+            const struct item item = item_of<NT>(threadIdx.x + i * THREADS);
             if (!item.exists) { /* the whole warp */
                 continue;
             }
             const uint32_t head_tile = tile + item.tile * gridDim.x;
-            const float4 sum = add_parts<NT>(parts, item.tile, item.column, item.quarter);
-            const struct best best =
-                best_of(sum, args.head_bias, head_tile * TILE + item.quarter * 4, args.vocabulary,
-                        args.outputs);
+            const struct best best = best_of(add_parts<NT>(parts, item),
+                                             head_tile * TILE + item.quarter * 4, args.head);
             if (item.quarter == 0 && head_tile < args.tiles && first + item.column < count) {
                 const uint32_t row = (uint32_t)rows.joint[first + item.column];
                 if (best.token != 0) {
-                    atomicMax(&keys[row * 2], best.token);
+                    atomicMax(&to.keys[row * 2], best.token);
                 }
                 if (best.duration != 0) {
-                    atomicMax(&keys[row * 2 + 1], best.duration);
+                    atomicMax(&to.keys[row * 2 + 1], best.duration);
                 }
-                __stcg(&sums[row * args.tiles + head_tile], best.sum);
+                __stcg(&to.sums[row * args.tiles + head_tile], best.sum);
             }
         }
         __syncthreads(); /* parts are written again */
@@ -815,11 +541,11 @@ static __device__ void run_lstm(const struct decode_args &args, struct row_state
 }
 
 static __device__ void run_joint(const struct decode_args &args, const struct row_states &rows,
-                                 key64 *keys, float2 *sums, float *parts)
+                                 struct findings to, float *parts)
 {
     const uint32_t count = (uint32_t)rows.joint_count;
     for (uint32_t first = 0; first < count; first += CHUNK) {
-#define JOINT_CHUNK(NT) joint_chunk<NT>(args, rows, first, keys, sums, parts)
+#define JOINT_CHUNK(NT) joint_chunk<NT>(args, rows, first, to, parts)
         BY_WIDTH(JOINT_CHUNK, count - first);
 #undef JOINT_CHUNK
     }
@@ -865,12 +591,6 @@ static __device__ __forceinline__ bool owns(uint32_t row)
     return row % gridDim.x == gridDim.x - 1 - blockIdx.x;
 }
 
-/* 1 / sum, of a sum of at least 1 that is a number; else 0. */
-static __device__ __forceinline__ float probability_of(float sum)
-{
-    return sum > 0.5f ? fminf(1.0f / sum, 1.0f) : 0.0f;
-}
-
 /* Frames a row moves on by after `token`, with its symbols at the frame counted. */
 static __device__ __forceinline__ int32_t advance_of(const struct decode_args &args, int32_t token,
                                                      uint32_t duration, int32_t *symbols)
@@ -888,7 +608,7 @@ static __device__ __forceinline__ int32_t advance_of(const struct decode_args &a
     return advance;
 }
 
-/* What thread r's row r makes of its keys: it stops, moves on, emits. True: it emitted, and goes on.
+/* What thread r's row r makes of its keys: it stops, moves on, emits. True: it emitted, goes on.
  * Only the block that owns the row writes the answer. */
 static __device__ bool decide(const struct decode_args &args, struct row_states &rows,
                               const key64 *keys)
@@ -1011,151 +731,33 @@ static __global__ void __launch_bounds__(THREADS, 1)
         run_lstm(args, rows, parts, &target);
     }
     for (uint32_t step = 0; step < args.steps_max && rows.joint_count > 0; step++) {
-        key64 *keys = args.keys + (size_t)(step % KEYS) * args.rows * 2;
-        float2 *sums = args.sums + (size_t)(step % 2) * args.rows * args.tiles;
-        ask_host(args, keys, &heard);
+        struct findings found;
+        found.keys = args.keys + (size_t)(step % KEYS) * args.rows * 2;
+        found.sums = args.sums + (size_t)(step % 2) * args.rows * args.tiles;
+        ask_host(args, found.keys, &heard);
         if (blockIdx.x == 0) {
             key64 *next = args.keys + (size_t)((step + 1) % KEYS) * args.rows * 2;
             for (uint32_t i = threadIdx.x; i < args.rows * 2; i += THREADS) {
                 next[i] = 0;
             }
         }
-        run_joint(args, rows, keys, sums, parts);
+        run_joint(args, rows, found, parts);
         grid_barrier(args.arrived, &target);
         bool emitted = false;
         if (r < args.rows) {
             rows.place[r] = -1;
             if (rows.live[r]) {
-                emitted = decide(args, rows, keys);
+                emitted = decide(args, rows, found.keys);
             }
         }
         make_lists(rows, r < args.rows && rows.live[r], emitted);
         if (rows.lstm_count > 0) {
             run_lstm(args, rows, parts, &target);
         }
-        write_probabilities(args, rows, sums);
+        write_probabilities(args, rows, found.sums);
     }
     if (r < args.rows && owns(r)) {
         args.out.count[r] = rows.count[r];
         args.out.steps[r] = rows.steps[r];
-    }
-}
-
-/* ---- CTC ---- */
-
-/* Best token and its probability of 32 frames of a row; grid (frames / 32, rows). The head is read
- * once a block (from L2), two tiles at a time; each quad of lanes keeps the best of what it saw. */
-static __global__ void __launch_bounds__(THREADS)
-    ctc_frames(const __grid_constant__ struct ctc_args args)
-{
-    constexpr int NT = CTC_FRAMES / 8;
-    extern __shared__ __align__(16) float parts[];
-    __shared__ struct best seen[TILES_AT_ONCE][CTC_FRAMES];
-    berth_parakeet_cuda_wait();
-    const uint32_t lane = threadIdx.x & 31, row = blockIdx.y, begin = blockIdx.x * CTC_FRAMES;
-    const int32_t used = min(args.frames_used[row], (int32_t)args.frames);
-    if ((int32_t)begin >= used) { /* the whole block */
-        return;
-    }
-    struct product product = {};
-    product.weight[0] = args.head_weight;
-    product.in[0] = args.encoded + (size_t)row * args.frames * args.hidden;
-    product.length = args.hidden;
-    uint32_t in_at[1][NT];
-#pragma unroll
-    for (int j = 0; j < NT; j++) {
-        const uint32_t frame = begin + (uint32_t)j * 8 + lane / 4;
-        in_at[0][j] = ((int32_t)frame < used ? frame : begin) * args.hidden;
-    }
-    const struct item item = item_of<NT>(threadIdx.x); /* TILES_AT_ONCE x 32 x 4 are all threads */
-    struct best best = {};
-    best.sum.x = -INFINITY;
-    const uint32_t tiles = (args.vocabulary + TILE - 1) / TILE;
-    for (uint32_t tile = 0; tile < tiles; tile += TILES_AT_ONCE) {
-        uint32_t weight_at[TILES_AT_ONCE][2];
-#pragma unroll
-        for (uint32_t i = 0; i < TILES_AT_ONCE * 2; i++) {
-            const uint32_t output = (tile + i / 2) * TILE + lane / 4 + 8 * (i & 1);
-            weight_at[i / 2][i & 1] = output < args.vocabulary ? output * args.hidden : NO_ROW;
-        }
-        multiply<PLAIN, NT>(product, weight_at, in_at, parts);
-        __syncthreads();
-        const uint32_t output = (tile + item.tile) * TILE + item.quarter * 4;
-        const float4 sum = add_parts<NT>(parts, item.tile, item.column, item.quarter);
-        const struct best now =
-            best_of(sum, args.head_bias, output, args.vocabulary, args.vocabulary);
-        if (now.token != 0) {
-            const float top = fmaxf(best.sum.x, now.sum.x);
-            if (top > -INFINITY) {
-                best.sum.y = best.sum.y * __expf(best.sum.x - top) +
-                             now.sum.y * __expf(now.sum.x - top);
-            }
-            best.sum.x = top;
-            best.token = now.token > best.token ? now.token : best.token;
-        }
-        __syncthreads(); /* parts are written again */
-    }
-    if (item.quarter == 0) {
-        seen[item.tile][item.column] = best;
-    }
-    __syncthreads();
-    const int32_t frame = (int32_t)(begin + threadIdx.x);
-    if (threadIdx.x < CTC_FRAMES && frame < used) {
-        const struct best a = seen[0][threadIdx.x], b = seen[1][threadIdx.x];
-        const key64 key = a.token > b.token ? a.token : b.token;
-        const float top = key_logit(key);
-        float sum = a.sum.y * __expf(a.sum.x - top);
-        if (b.token != 0) {
-            sum += b.sum.y * __expf(b.sum.x - top);
-        }
-        const size_t at = (size_t)row * args.frames + (size_t)frame;
-        args.best_token[at] = (int32_t)key_index(key);
-        args.best_probability[at] = probability_of(sum);
-    }
-}
-
-/* Runs of one token to one token each: a warp a row. Lanes load 32 frames, all lanes walk them. */
-static __global__ void __launch_bounds__(32)
-    ctc_collapse(const __grid_constant__ struct ctc_args args)
-{
-    berth_parakeet_cuda_wait();
-    const uint32_t lane = threadIdx.x, row = blockIdx.x;
-    const int32_t used = min(args.frames_used[row], (int32_t)args.frames);
-    const size_t base = (size_t)row * args.frames;
-    const int32_t frames = used > 0 && __shfl_sync(FULL, args.stop[row], 0) == 0 ? used : 0;
-    int32_t count = 0, run_token = -1, run_begin = 0;
-    float run_best = 0.0f;
-    for (int32_t begin = 0; begin <= frames; begin += 32) {
-        const int32_t mine = begin + (int32_t)lane;
-        /* Past the end is a token that ends every run. */
-        const int32_t tokens = mine < frames ? __ldcg(&args.best_token[base + (size_t)mine]) : -1;
-        const float chances =
-            mine < frames ? __ldcg(&args.best_probability[base + (size_t)mine]) : 0.0f;
-        for (int32_t i = 0; i < 32 && begin + i <= frames; i++) {
-            const int32_t token = __shfl_sync(FULL, tokens, i);
-            const float chance = __shfl_sync(FULL, chances, i);
-            if (token == run_token) {
-                run_best = fmaxf(run_best, chance);
-                continue;
-            }
-            const bool emits = run_token >= 0 && run_token != args.blank;
-            if (emits && count < (int32_t)args.capacity) {
-                if (lane == 0) {
-                    const size_t at = (size_t)row * args.capacity + (size_t)count;
-                    args.out.token[at] = run_token;
-                    args.out.frame[at] = run_begin;
-                    args.out.duration[at] = begin + i - run_begin;
-                    args.out.probability[at] = run_best;
-                }
-                count++;
-            }
-            run_token = token;
-            run_begin = begin + i;
-            run_best = chance;
-        }
-    }
-    if (lane == 0) {
-        args.out.count[row] = count;
-        args.out.steps[row] = frames;
     }
 }

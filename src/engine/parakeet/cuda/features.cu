@@ -64,8 +64,15 @@ struct mel_tables {
     float window[WINDOW];      /* Hann, symmetric */
     float rising[BINS];        /* weight of a bin in the filter of its band */
     float falling[BINS];       /* in the filter of the band before */
-    double edges[MELS_MAX + 2]; /* Hz at which filter m begins; its top is at m + 1, its end m + 2 */
+    double edges[MELS_MAX + 2]; /* Hz: filter m begins at m, has its top at m + 1, ends at m + 2 */
     int32_t start[MELS_MAX + 2]; /* band m: bins start[m] .. start[m + 1] - 1, between two edges */
+};
+
+/* A row's own samples. */
+struct recording {
+    const float *pcm;
+    int32_t count;
+    float preemphasis;
 };
 
 static __global__ void log_mel(struct features_args args);
@@ -110,10 +117,10 @@ extern "C" void berth_parakeet_cuda_features(struct berth_parakeet_device *devic
     args.features = shape->padded.features;
     args.mels = config->mels;
     args.preemphasis = config->preemphasis;
-    /* Few frames: as many blocks as there are; many: some four blocks an SM, for the tables' sake. */
+    /* Few frames: as many blocks as there are; many: some four an SM, for the tables' sake. */
     const size_t share = vectors / ((size_t)device->sm_count * 4 + 1);
-    const size_t wanted = (share + FRAME_WARPS - 1) / FRAME_WARPS * FRAME_WARPS;
-    args.frames_a_block = (uint32_t)(wanted < FRAME_WARPS ? FRAME_WARPS : wanted > 64 ? 64 : wanted);
+    const size_t rounds = share / FRAME_WARPS + 1;
+    args.frames_a_block = (uint32_t)(rounds < 8 ? rounds : 8) * FRAME_WARPS;
     launch_all(device, &args);
 }
 
@@ -290,12 +297,12 @@ static __device__ __forceinline__ void transform8(float2 *v)
     v[7] = b3;
 }
 
-static __device__ __forceinline__ float sample(const float *pcm, int32_t at, int32_t count)
+static __device__ __forceinline__ float sample(const struct recording &from, int32_t at)
 {
-    if (at < 0 || at >= count) {
+    if (at < 0 || at >= from.count) {
         return 0.0f;
     }
-    const float value = __ldg(&pcm[at]);
+    const float value = __ldg(&from.pcm[at]);
     return fabsf(value) <= SAMPLE_MAX ? value : 0.0f; /* also no number */
 }
 
@@ -303,8 +310,7 @@ static __device__ __forceinline__ float sample(const float *pcm, int32_t at, int
  * samples 2 n and 2 n + 1. The window begins at 160 t - 200, the reference's at 56 zeros before:
  * a shift, and only the power is wanted. */
 static __device__ __forceinline__ void load_frame(float2 *v, const struct mel_tables *tables,
-                                                  const float *pcm, int32_t count, int32_t first,
-                                                  float preemphasis)
+                                                  const struct recording &from, int32_t first)
 {
 #pragma unroll
     for (int32_t j = 0; j < 8; j++) {
@@ -312,14 +318,14 @@ static __device__ __forceinline__ void load_frame(float2 *v, const struct mel_ta
         const int32_t at = first + i;
         v[j] = make_float2(0.0f, 0.0f);
         if (i < WINDOW) {
-            const float before = sample(pcm, at - 1, count);
-            const float here = sample(pcm, at, count);
-            const float after = sample(pcm, at + 1, count);
-            if (at >= 0 && at < count) {
-                v[j].x = (here - preemphasis * before) * tables->window[i];
+            const float before = sample(from, at - 1);
+            const float here = sample(from, at);
+            const float after = sample(from, at + 1);
+            if (at >= 0 && at < from.count) {
+                v[j].x = (here - from.preemphasis * before) * tables->window[i];
             }
-            if (at + 1 >= 0 && at + 1 < count) {
-                v[j].y = (after - preemphasis * here) * tables->window[i + 1];
+            if (at + 1 >= 0 && at + 1 < from.count) {
+                v[j].y = (after - from.preemphasis * here) * tables->window[i + 1];
             }
         }
     }
@@ -405,9 +411,11 @@ static __global__ void __launch_bounds__(FRAME_WARPS * 32) log_mel(struct featur
     berth_parakeet_cuda_next();
 
     const uint32_t row = blockIdx.y;
-    const int32_t count = min(args.samples_used[row], (int32_t)args.samples);
+    struct recording recording;
+    recording.pcm = args.pcm + (size_t)row * args.samples;
+    recording.count = min(args.samples_used[row], (int32_t)args.samples);
+    recording.preemphasis = args.preemphasis;
     const int32_t frames = min(args.features_used[row], (int32_t)args.features);
-    const float *pcm = args.pcm + (size_t)row * args.samples;
     float2 first[8], second[8];
 #pragma unroll
     for (int32_t k = 0; k < 8; k++) {
@@ -420,7 +428,7 @@ static __global__ void __launch_bounds__(FRAME_WARPS * 32) log_mel(struct featur
     float *power = power_all[warp];
     for (int32_t t = begin + warp; t < end; t += FRAME_WARPS) {
         float2 v[8];
-        load_frame(v, &tables, pcm, count, t * BERTH_PARAKEET_HOP - WINDOW / 2, args.preemphasis);
+        load_frame(v, &tables, recording, t * BERTH_PARAKEET_HOP - WINDOW / 2);
         transform256(v, z, first, second);
         powers(z, &tables, power);
         float *out = args.log_mel + ((size_t)row * args.features + (size_t)t) * args.mels;
