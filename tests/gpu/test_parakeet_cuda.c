@@ -2,8 +2,8 @@
  *
  * usage: test_parakeet_cuda [check|time]      (default: both)
  * Prints PASS or FAIL with the relative error ||out - twin|| / ||twin|| of each case, then medians
- * per kernel at the shape of Parakeet 0.6B; exit status 0 when nothing failed. Inputs are random and
- * rounded to bf16 first; outputs are poisoned before, and what must be zero is compared bit by bit.
+ * per kernel at the shape of Parakeet 0.6B; exit status 0 when nothing failed. Inputs are random
+ * and rounded to bf16 first; outputs are poisoned before, and zeros are compared bit by bit.
  */
 #include <math.h>
 #include <stdio.h>
@@ -308,7 +308,8 @@ static void check_norm(struct bench *b, uint64_t n, uint32_t hidden)
     struct pair in = pair_random(b, n * hidden, 2, 3, 1);
     struct pair once = pair_make(b, n * hidden, 2, NULL);
     struct pair out = pair_make(b, n * hidden, 2, NULL);
-    struct pair gamma = pair_random(b, hidden, 4, 0.3F, 1), beta = pair_random(b, hidden, 4, 0.3F, 0);
+    struct pair gamma = pair_random(b, hidden, 4, 0.3F, 1),
+                beta = pair_random(b, hidden, 4, 0.3F, 0);
     struct pair gamma2 = pair_random(b, hidden, 4, 0.3F, 1);
     struct pair beta2 = pair_random(b, hidden, 4, 0.3F, 0);
     const struct berth_parakeet_norm cpu = {gamma.cpu, beta.cpu}, cpu2 = {gamma2.cpu, beta2.cpu};
@@ -319,7 +320,8 @@ static void check_norm(struct bench *b, uint64_t n, uint32_t hidden)
     compare(b, name, &once, n, NULL);
     b->cpu->norm_twice(b->on_cpu, &cpu, &cpu2, in.cpu, in.cpu, out.cpu, n, hidden);
     b->gpu->norm_twice(b->on_gpu, &gpu, &gpu2, in.gpu, in.gpu, out.gpu, n, hidden);
-    (void)snprintf(name, sizeof(name), "norm_twice %llu x %u, first", (unsigned long long)n, hidden);
+    (void)snprintf(name, sizeof(name), "norm_twice %llu x %u, first", (unsigned long long)n,
+                   hidden);
     compare(b, name, &in, n, NULL);
     (void)snprintf(name, sizeof(name), "norm_twice %llu x %u, second", (unsigned long long)n,
                    hidden);
@@ -414,7 +416,8 @@ static void check_convolve(struct bench *b, uint32_t hidden, uint32_t kernel, ui
     struct pair weight = pair_random(b, (uint64_t)kernel * hidden, 4, 0.5F, 0);
     struct pair bias = pair_random(b, hidden, 4, 0.5F, 0);
     struct pair out = pair_make(b, vectors * hidden, 2, NULL);
-    const struct berth_parakeet_depthwise cpu = {weight.cpu, bias.cpu}, gpu = {weight.gpu, bias.gpu};
+    const struct berth_parakeet_depthwise cpu = {weight.cpu, bias.cpu},
+                                          gpu = {weight.gpu, bias.gpu};
     b->cpu->convolve(b->on_cpu, &config, &counts.shape, &counts.cpu, &cpu, in.cpu, out.cpu);
     b->gpu->convolve(b->on_gpu, &config, &counts.shape, &counts.gpu, &gpu, in.gpu, out.gpu);
     uint8_t *kinds = kinds_make(&counts, padded, 1, own, ZERO);
@@ -699,7 +702,8 @@ static void check_encoder(struct bench *b, const struct berth_parakeet_config *c
     const uint32_t samples[] = {80000, 0, 31234, 160, 79999};
     const struct berth_parakeet_shape shape = {BERTH_COUNT_OF(samples),
                                                berth_parakeet_lengths_of(80000)};
-    struct berth_parakeet_weights *cpu = berth_alloc(sizeof(*cpu)), *gpu = berth_alloc(sizeof(*gpu));
+    struct berth_parakeet_weights *cpu = berth_alloc(sizeof(*cpu)),
+                                  *gpu = berth_alloc(sizeof(*gpu));
     const uint64_t count = (uint64_t)shape.rows * shape.padded.frames * config->hidden;
     double difference = 0, norm = 0, cosine_min = 1;
     need(cpu != NULL && gpu != NULL, "memory");
@@ -922,6 +926,81 @@ static void time_projector(struct timing *t, uint32_t layer)
     multiply(t, &t->weights->projector, NULL, BERTH_PARAKEET_NONE, t->frames);
 }
 
+/* The larger forms, whatever the device has to do. */
+static void time_attention_large(struct timing *t, uint32_t layer)
+{
+    const int sm_count = t->bench->on_gpu->sm_count;
+    t->bench->on_gpu->sm_count = 0;
+    time_attention(t, layer);
+    t->bench->on_gpu->sm_count = sm_count;
+}
+
+static void time_norm_large(struct timing *t, uint32_t layer)
+{
+    const int sm_count = t->bench->on_gpu->sm_count;
+    t->bench->on_gpu->sm_count = 0;
+    time_norm(t, layer);
+    t->bench->on_gpu->sm_count = sm_count;
+}
+
+static void time_convolve_large(struct timing *t, uint32_t layer)
+{
+    const int sm_count = t->bench->on_gpu->sm_count;
+    t->bench->on_gpu->sm_count = 0;
+    time_convolve(t, layer);
+    t->bench->on_gpu->sm_count = sm_count;
+}
+
+/* And the smaller ones. */
+static void time_attention_small(struct timing *t, uint32_t layer)
+{
+    const int sm_count = t->bench->on_gpu->sm_count;
+    t->bench->on_gpu->sm_count = 1 << 20;
+    time_attention(t, layer);
+    t->bench->on_gpu->sm_count = sm_count;
+}
+
+static void time_norm_small(struct timing *t, uint32_t layer)
+{
+    const int sm_count = t->bench->on_gpu->sm_count;
+    t->bench->on_gpu->sm_count = 1 << 20;
+    time_norm(t, layer);
+    t->bench->on_gpu->sm_count = sm_count;
+}
+
+static void time_convolve_small(struct timing *t, uint32_t layer)
+{
+    const int sm_count = t->bench->on_gpu->sm_count;
+    t->bench->on_gpu->sm_count = 1 << 20;
+    time_convolve(t, layer);
+    t->bench->on_gpu->sm_count = sm_count;
+}
+
+/* One by one, without a kernel's start under the end of the one before. */
+static void time_norm_alone(struct timing *t, uint32_t layer)
+{
+    const bool overlap = t->bench->on_gpu->overlap;
+    t->bench->on_gpu->overlap = false;
+    time_norm(t, layer);
+    t->bench->on_gpu->overlap = overlap;
+}
+
+/* Up and SiLU for one half of the vectors, then the other: SiLU finds its half in the cache. */
+static void time_up_halves(struct timing *t, uint32_t layer)
+{
+    const struct berth_parakeet_linear *up = &t->weights->layers[layer].ff1_up;
+    const uint64_t half = (t->frames / 2 + 127) / 128 * 128;
+    char *in = t->a, *out = t->b;
+    multiply(t, up, NULL, BERTH_PARAKEET_SILU, half < t->frames ? half : t->frames);
+    if (half < t->frames) {
+        t->a += half * up->in * 2;
+        t->b += half * up->out * 2;
+        multiply(t, up, NULL, BERTH_PARAKEET_SILU, t->frames - half);
+        t->a = in;
+        t->b = out;
+    }
+}
+
 static int by_value(const void *a, const void *b)
 {
     const float x = *(const float *)a, y = *(const float *)b;
@@ -976,9 +1055,9 @@ static void timing_make(struct bench *b, struct timing *t,
     char **buffers[] = {&t->a, &t->b, &t->c};
     for (size_t i = 0; i < 3; i++) {
         *buffers[i] = b->gpu->alloc(b->on_gpu, t->wide_bytes);
-        need(*buffers[i] != NULL && berth_parakeet_cuda_noise(*buffers[i], t->wide_bytes,
-                                                              (uint32_t)i,
-                                                              b->on_gpu->stream) == cudaSuccess,
+        need(*buffers[i] != NULL &&
+                 berth_parakeet_cuda_noise(*buffers[i], t->wide_bytes, (uint32_t)i,
+                                           b->on_gpu->stream) == cudaSuccess,
              "memory");
     }
     b->gpu->positions(b->on_gpu, 400, config->hidden, t->positions);
@@ -1007,7 +1086,8 @@ static float encoder_time(struct bench *b, const struct berth_parakeet_config *c
     struct berth_err err = {0};
     uint32_t samples[ROWS_MAX];
     float ms[50];
-    if (berth_parakeet_net_create(b->gpu, b->on_gpu, config, weights, 400, &net, &err) != BERTH_OK ||
+    if (berth_parakeet_net_create(b->gpu, b->on_gpu, config, weights, 400, &net, &err) !=
+            BERTH_OK ||
         berth_parakeet_run_create(net, &shape, &run, &err) != BERTH_OK) {
         need(false, err.msg);
     }
@@ -1060,6 +1140,14 @@ static void time_all(struct bench *b)
         {"third 1 x 1, relu", time_third_point, 1, false},
         {"subsample out", time_subsample_out, 1, false},
         {"projector", time_projector, 1, false},
+        {"attention, large tiles", time_attention_large, 0, true},
+        {"attention, small tiles", time_attention_small, 0, true},
+        {"norm, a warp a vector", time_norm_large, 0, true},
+        {"norm, a block a vector", time_norm_small, 0, true},
+        {"norm, no overlap", time_norm_alone, 0, true},
+        {"convolve, long spans", time_convolve_large, 0, true},
+        {"convolve, short spans", time_convolve_small, 0, true},
+        {"ff up, silu, in halves", time_up_halves, 0, false},
     };
     static const uint32_t rows[] = {1, 16, 64};
     const struct berth_parakeet_config config = {.head = BERTH_PARAKEET_TDT,
@@ -1111,17 +1199,21 @@ static void time_all(struct bench *b)
            (double)ours[0] * 1e-3, (double)ours[1] * 1e-3, (double)ours[2] * 1e-3);
     printf("%-26s %6s %10.3f %10.3f %10.3f   ms\n", "of it silu", "", (double)silu[0] * 1e-3,
            (double)silu[1] * 1e-3, (double)silu[2] * 1e-3);
-    static const char *const names[] = {"encoder, one graph", "with features and upload"};
-    for (int extent = 0; extent < 2; extent++) {
+    static const char *const names[] = {"encoder, one graph", "with features and upload",
+                                        "encoder, no overlap"};
+    const bool overlap = b->on_gpu->overlap;
+    for (int extent = 0; extent < 3; extent++) {
         float ms[3];
+        b->on_gpu->overlap = overlap && extent != 2;
         for (size_t i = 0; i < 3; i++) {
             ms[i] = encoder_time(b, &config, weights, rows[i],
-                                 extent == 0 ? BERTH_PARAKEET_ENCODER_ALONE
-                                             : BERTH_PARAKEET_TO_ENCODED);
+                                 extent == 1 ? BERTH_PARAKEET_TO_ENCODED
+                                             : BERTH_PARAKEET_ENCODER_ALONE);
         }
         printf("%-26s %6s %10.3f %10.3f %10.3f   ms\n", names[extent], "", (double)ms[0],
                (double)ms[1], (double)ms[2]);
     }
+    b->on_gpu->overlap = overlap;
     b->gpu->free(b->on_gpu, span, bytes);
     berth_free(weights);
 }

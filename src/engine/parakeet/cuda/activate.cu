@@ -10,8 +10,8 @@
 #define ACTIVATE_THREADS 256
 #define ACTIVATE_PIECES 4 /* 16-byte loads in flight a thread */
 
-/* values [pieces][8] and what is left of count. Moves 2 bytes an element in and 2 out. CPU twin: the
- * activation of linear in cpu.c. */
+/* values [count], eight at a time and a rest. Moves 2 bytes an element in and 2 out. CPU twin:
+ * the activation in cpu.c's linear. */
 static __global__ void __launch_bounds__(ACTIVATE_THREADS)
     silu_kernel(__nv_bfloat16 *values, uint64_t count)
 {
@@ -71,11 +71,15 @@ void berth_parakeet_cuda_silu(struct berth_parakeet_device *device, void *values
     berth_parakeet_cuda_run(device, &launch, arguments);
 }
 
-void berth_parakeet_cuda_bias(struct berth_parakeet_device *device, void *values, const void *bias,
-                              float scale, uint64_t n, uint32_t width)
+void berth_parakeet_cuda_bias(struct berth_parakeet_device *device,
+                              const struct berth_parakeet_linear_call *call)
 {
     struct berth_parakeet_cuda_launch launch = {};
-    uint64_t pairs = n * width / 2;
+    void *values = call->out;
+    const void *bias = call->linear->bias;
+    float scale = call->scale;
+    uint32_t width = call->linear->out;
+    uint64_t pairs = call->n * width / 2;
     void *arguments[] = {&values, &bias, &scale, &pairs, &width};
     if (width % 2 != 0) {
         berth_parakeet_cuda_refuse(device, "linear: no kernel for a scaled bias of", (long)width);
@@ -97,7 +101,8 @@ static __global__ void noise_kernel(uint32_t *pairs, uint64_t count, uint32_t se
         x = (x ^ (x >> 16)) * 2246822519u;
         x = (x ^ (x >> 13)) * 3266489917u;
         x ^= x >> 16;
-        pairs[at] = pack2((float)(x & 0xffff) / 32768.0f - 1.0f, (float)(x >> 16) / 32768.0f - 1.0f);
+        pairs[at] =
+            pack2((float)(x & 0xffff) / 32768.0f - 1.0f, (float)(x >> 16) / 32768.0f - 1.0f);
     }
 }
 

@@ -43,7 +43,7 @@ struct attention_place {
     int head, count;   /* count: the row's own frames */
     int first;         /* query of the block's tile; of the warp: first + 16 wq */
     int lane, wq, wk;
-    int group, quad;   /* lane / 4: has rows group and group + 8 of 16; lane % 4: two columns of 8 */
+    int group, quad;   /* lane / 4: it has rows group and group + 8; lane % 4: two columns of 8 */
     bool odd;          /* of the shift: see shifted2 */
     int turn0, turn1, lane0, lane1;
 };
@@ -125,7 +125,7 @@ struct tile_source {
 };
 
 /* Copies rows first .. first + ROWS - 1 to the rows from `to` on of a ring of RING rows. A thread
- * keeps to one column of pieces; its rows are a multiple of eight apart, so the mixing is the same. */
+ * keeps to one column of pieces; its rows are a multiple of eight apart: the mixing is the same. */
 template <int D, int ROWS, int RING, int THREADS>
 static __device__ __forceinline__ void tile_load(uint32_t tile, int to,
                                                  const struct tile_source *source, int first)

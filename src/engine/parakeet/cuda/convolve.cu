@@ -137,6 +137,7 @@ static void launch(struct berth_parakeet_device *device, struct convolve_args *a
     berth_parakeet_cuda_run(device, &launch, arguments);
 }
 
+/* lib-shaped */
 void berth_parakeet_cuda_convolve(struct berth_parakeet_device *device,
                                   const struct berth_parakeet_config *config,
                                   const struct berth_parakeet_shape *shape,

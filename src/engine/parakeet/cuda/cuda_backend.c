@@ -2,8 +2,8 @@
  *
  * One stream has everything: uploads, kernels, products, downloads, graphs. Kernels are launched in
  * one place (berth_parakeet_cuda_run), where from compute capability 9.0 on they may start before
- * the one they follow has ended (programmatic dependent launch; kernels.cuh): a small kernel's start
- * then costs about a microsecond less, and a pass has some two hundred.
+ * the one they follow has ended (programmatic dependent launch; kernels.cuh): that hides a small
+ * kernel's start, and a pass has some two hundred.
  */
 #include "engine/parakeet/cuda/cuda_device.h"
 

@@ -3,8 +3,8 @@
  * bf16 in 16-byte pieces, sums over a warp, and the two instructions by which a kernel overlaps the
  * one before it (programmatic dependent launch; compute capability 9.0 on, nothing before).
  */
-#ifndef BERTH_KERNELS_CUH
-#define BERTH_KERNELS_CUH
+#ifndef BERTH_KERNELS_H
+#define BERTH_KERNELS_H
 
 #include <stdint.h>
 

@@ -110,8 +110,7 @@ void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
     }
     product_finish(&product);
     if (linear->bias != NULL && call->scale != 1.0f) {
-        berth_parakeet_cuda_bias(device, call->out, linear->bias, call->scale, call->n,
-                                 linear->out);
+        berth_parakeet_cuda_bias(device, call);
     }
     if (call->activation == BERTH_PARAKEET_SILU) {
         berth_parakeet_cuda_silu(device, call->out, call->n * linear->out);

@@ -13,9 +13,9 @@ extern "C" {
 
 /* In place, on bf16. */
 void berth_parakeet_cuda_silu(struct berth_parakeet_device *device, void *values, uint64_t count);
-/* values [n][width] += scale x bias [width]. */
-void berth_parakeet_cuda_bias(struct berth_parakeet_device *device, void *values, const void *bias,
-                              float scale, uint64_t n, uint32_t width);
+/* Adds scale x bias to the call's output. */
+void berth_parakeet_cuda_bias(struct berth_parakeet_device *device,
+                              const struct berth_parakeet_linear_call *call);
 /* Fills memory with bf16 numbers between -1 and 1. */
 cudaError_t berth_parakeet_cuda_noise(void *to, size_t bytes, uint32_t seed, cudaStream_t stream);
 

@@ -213,6 +213,7 @@ static void run(struct berth_parakeet_device *device, struct norm_args *args, ui
     }
 }
 
+/* lib-shaped */
 void berth_parakeet_cuda_norm(struct berth_parakeet_device *device,
                               const struct berth_parakeet_norm *norm, const void *in, void *out,
                               uint64_t n, uint32_t hidden)
@@ -225,6 +226,7 @@ void berth_parakeet_cuda_norm(struct berth_parakeet_device *device,
     run(device, &args, n, hidden);
 }
 
+/* lib-shaped */
 void berth_parakeet_cuda_norm_twice(struct berth_parakeet_device *device,
                                     const struct berth_parakeet_norm *first,
                                     const struct berth_parakeet_norm *second, const void *in,

@@ -81,14 +81,70 @@ static __device__ __forceinline__ void inputs_next(float (*in)[5],
     }
 }
 
+/* A thread's walk along the mels: of two channels, FIRST_OUT output frames. */
+struct first_walk {
+    int half, half_count;    /* first frame of the first convolution, and how many the row has */
+    float in[FIRST_IN][5];   /* the step's inputs */
+    float2 kept[FIRST_HALF]; /* the first convolution's column 2 c - 1 */
+};
+
+/* As after the step before `column`: the padding, or that step's last column made anew. */
+static __device__ __forceinline__ void walk_start(struct first_walk *walk,
+                                                  const struct first_weights *weights,
+                                                  const float (*shared)[FIRST_PITCH], int column)
+{
+    if (column > 0) {
+        inputs_next(walk->in, shared, column - 1);
+    }
+#pragma unroll
+    for (int h = 0; h < FIRST_HALF; h++) {
+        const int frame = walk->half + h;
+        const bool own = column > 0 && frame >= 0 && frame < walk->half_count;
+        walk->kept[h] = first_output(weights, walk->in + 2 * h, 2, own);
+    }
+#pragma unroll
+    for (int r = 0; r < FIRST_IN; r++) {
+        walk->in[r][4] = column > 0 ? walk->in[r][4] : 0.0f;
+    }
+}
+
+/* The outputs of one column. */
+static __device__ __forceinline__ void walk_step(struct first_walk *walk,
+                                                 const struct first_weights *weights,
+                                                 const float (*shared)[FIRST_PITCH], int column,
+                                                 float2 sums[FIRST_OUT])
+{
+    inputs_next(walk->in, shared, column);
+#pragma unroll
+    for (int out = 0; out < FIRST_OUT; out++) {
+        sums[out] = weights->second_bias;
+    }
+#pragma unroll
+    for (int h = 0; h < FIRST_HALF; h++) {
+        const bool own = walk->half + h >= 0 && walk->half + h < walk->half_count;
+        const float2 left = walk->kept[h];
+        const float2 middle = first_output(weights, walk->in + 2 * h, 0, own);
+        const float2 right = first_output(weights, walk->in + 2 * h, 2, own);
+        walk->kept[h] = right;
+#pragma unroll
+        for (int out = 0; out < FIRST_OUT; out++) {
+            const int tap = h - 2 * out; /* along time */
+            if (tap >= 0 && tap < 3) {
+                const float2 *by = weights->second + 3 * tap;
+                sums[out].x += left.x * by[0].x + middle.x * by[1].x + right.x * by[2].x;
+                sums[out].y += left.y * by[0].y + middle.y * by[1].y + right.y * by[2].y;
+            }
+        }
+    }
+}
+
 /* Grid: parts of the mels x parts of the channels, pairs of output frames, rows; two channels a
  * thread. Each output takes 45 + 9 multiplications and 2 bytes out; inputs come from shared memory,
  * the same word for a whole warp. CPU twin: subsample_first of cpu.c.
  *
  * Output frame t reads frames 2 t - 1 .. 2 t + 1 of the first convolution, and that one's frame h
- * features 2 h - 1 .. 2 h + 1; the same along the mels: output column c needs columns 2 c - 1 .. 2 c
- * + 1, where 2 c - 1 is what the step before had as its last, and they need inputs 4 c - 1 .. 4 c +
- * 3. */
+ * features 2 h - 1 .. 2 h + 1. Along the mels, output column c needs columns 2 c - 1 (the last of
+ * the step before) to 2 c + 1, and those inputs 4 c - 1 .. 4 c + 3. */
 static __global__ void __launch_bounds__(FIRST_THREADS)
     first_kernel(const __grid_constant__ struct first_args args)
 {
@@ -115,49 +171,11 @@ static __global__ void __launch_bounds__(FIRST_THREADS)
     }
     weights.first_bias = *(const float2 *)(args.first_bias + channel);
     weights.second_bias = *(const float2 *)(args.second_bias + channel);
-    float in[FIRST_IN][5];
-    float2 kept[FIRST_HALF]; /* the first convolution's column 2 c - 1 */
-    if (column_first == 0) {
-#pragma unroll
-        for (int h = 0; h < FIRST_HALF; h++) {
-            kept[h] = make_float2(0.0f, 0.0f); /* the padding */
-        }
-#pragma unroll
-        for (int r = 0; r < FIRST_IN; r++) {
-            in[r][4] = 0.0f;
-        }
-    } else {
-        inputs_next(in, shared, column_first - 1);
-#pragma unroll
-        for (int h = 0; h < FIRST_HALF; h++) {
-            const bool own = half + h >= 0 && half + h < half_count;
-            kept[h] = first_output(&weights, in + 2 * h, 2, own);
-        }
-    }
+    struct first_walk walk = {half, half_count, {}, {}};
+    walk_start(&walk, &weights, shared, column_first);
     for (int column = column_first; column < column_end; column++) {
         float2 sums[FIRST_OUT];
-        inputs_next(in, shared, column);
-#pragma unroll
-        for (int out = 0; out < FIRST_OUT; out++) {
-            sums[out] = weights.second_bias;
-        }
-#pragma unroll
-        for (int h = 0; h < FIRST_HALF; h++) {
-            const bool own = half + h >= 0 && half + h < half_count;
-            const float2 left = kept[h];
-            const float2 middle = first_output(&weights, in + 2 * h, 0, own);
-            const float2 right = first_output(&weights, in + 2 * h, 2, own);
-            kept[h] = right;
-#pragma unroll
-            for (int out = 0; out < FIRST_OUT; out++) {
-                const int tap = h - 2 * out; /* along time */
-                if (tap >= 0 && tap < 3) {
-                    const float2 *by = weights.second + 3 * tap;
-                    sums[out].x += left.x * by[0].x + middle.x * by[1].x + right.x * by[2].x;
-                    sums[out].y += left.y * by[0].y + middle.y * by[1].y + right.y * by[2].y;
-                }
-            }
-        }
+        walk_step(&walk, &weights, shared, column, sums);
 #pragma unroll
         for (int out = 0; out < FIRST_OUT; out++) {
             const int t = frame + out;
@@ -216,8 +234,8 @@ static __global__ void __launch_bounds__(THIRD_THREADS)
         own ? make_uint2(pack2(sum.x, sum.y), pack2(sum.z, sum.w)) : make_uint2(0, 0);
 }
 
-/* out [2 position_max - 1][hidden]: sine and cosine of distance x 10000^(-2 i / hidden). The angle is
- * reduced in float64, so that distances of hours are as right as small ones. */
+/* out [2 position_max - 1][hidden]: sine and cosine of distance x 10000^(-2 i / hidden). The angle
+ * is reduced in float64, so that distances of hours are as right as small ones. */
 static __global__ void positions_kernel(__nv_bfloat16 *out, int position_max, int hidden)
 {
     const int index = (int)(blockIdx.x * blockDim.x + threadIdx.x);
@@ -234,6 +252,7 @@ static __global__ void positions_kernel(__nv_bfloat16 *out, int position_max, in
     }
 }
 
+/* lib-shaped */
 void berth_parakeet_cuda_subsample_first(struct berth_parakeet_device *device,
                                          const struct berth_parakeet_config *config,
                                          const struct berth_parakeet_shape *shape,
@@ -278,6 +297,7 @@ void berth_parakeet_cuda_subsample_first(struct berth_parakeet_device *device,
     berth_parakeet_cuda_run(device, &launch, arguments);
 }
 
+/* lib-shaped */
 void berth_parakeet_cuda_subsample_third(struct berth_parakeet_device *device,
                                          const struct berth_parakeet_config *config,
                                          const struct berth_parakeet_shape *shape,
