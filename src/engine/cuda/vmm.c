@@ -44,7 +44,8 @@ static enum berth_code use(int device, struct berth_err *err);
 static void driver_load(void);
 static void driver_find(const char *name, void *slot);
 static enum berth_code fail(struct berth_err *err, CUresult status, const char *doing);
-static enum berth_code fail_full(struct berth_err *err, const struct berth_vmm *range);
+static enum berth_code fail_create(struct berth_err *err, CUresult status,
+                                   const struct berth_vmm *range);
 static CUmemAllocationProp properties(int device);
 static enum berth_code map_memory(struct berth_vmm *range, CUmemAccess_flags flags,
                                   struct berth_err *err);
@@ -92,11 +93,8 @@ enum berth_code berth_vmm_map(struct berth_vmm *range, struct berth_err *err)
     BERTH_TRY(use(range->device, err));
     CUmemAllocationProp wanted = properties(range->device);
     CUresult status = driver.create(&memory, range->bytes, &wanted, 0);
-    if (status == CUDA_ERROR_OUT_OF_MEMORY) {
-        return fail_full(err, range);
-    }
     if (status != CUDA_SUCCESS) {
-        return fail(err, status, "taking device memory");
+        return fail_create(err, status, range);
     }
     range->memory = memory;
     BERTH_TRY(map_memory(range, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, err));
@@ -220,13 +218,18 @@ static enum berth_code fail(struct berth_err *err, CUresult status, const char *
                       text == NULL ? "unknown error" : text, name == NULL ? "?" : name);
 }
 
-static enum berth_code fail_full(struct berth_err *err, const struct berth_vmm *range)
+/* Is it for want of memory, now or ever? */
+static enum berth_code fail_create(struct berth_err *err, CUresult status,
+                                   const struct berth_vmm *range)
 {
     size_t bytes_free = 0;
     size_t bytes_whole = 0;
     if (cudaMemGetInfo(&bytes_free, &bytes_whole) != cudaSuccess) {
         (void)cudaGetLastError();
         bytes_whole = SIZE_MAX;
+    }
+    if (status != CUDA_ERROR_OUT_OF_MEMORY && range->bytes <= bytes_whole) {
+        return fail(err, status, "taking device memory");
     }
     return berth_fail(err, range->bytes > bytes_whole ? BERTH_TOO_LARGE : BERTH_UNAVAILABLE,
                       "cuda:%d has %zu MiB free of %zu MiB; %" PRIu64 " MiB are needed",
