@@ -72,11 +72,12 @@ def test_programs_link_no_driver(path):
     assert not [name for name in needed(path) if name.startswith("libcudart")]
 
 
-def test_berth_cuda_says_that_there_is_no_gpu():
-    done = subprocess.run([BUILD / "berth-cuda", "doctor"], env=BLIND, capture_output=True, text=True,
-                          timeout=LIMIT_S)
+@pytest.mark.parametrize("arguments", [[], ["--probe"]])
+def test_berth_cuda_says_that_there_is_no_gpu(arguments):
+    done = subprocess.run([BUILD / "berth-cuda", *arguments], env=BLIND, capture_output=True,
+                          text=True, timeout=LIMIT_S)
     assert done.returncode == 1
-    assert "no GPU" in done.stderr
+    assert "no GPU" in done.stdout + done.stderr
 
 
 def test_bundle_joins_to_a_tree_that_runs_by_itself(tmp_path):
