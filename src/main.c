@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "media/media.h"
+#include "worker/worker.h"
 
 struct command {
     const char *name;
@@ -41,6 +42,9 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "decode") == 0) {
         return berth_media_decode_main(argc, argv); /* one of the server's decode processes */
+    }
+    if (argc > 1 && strcmp(argv[1], "worker") == 0) {
+        return berth_worker_host_main(argc, argv); /* where its models run, if not in threads */
     }
     if (argc > 1 && strcmp(argv[1], "options") == 0) {
         berth_config_print_markdown(stdout); /* docs/options.md */

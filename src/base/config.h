@@ -99,6 +99,12 @@ enum berth_command {
       "threads of the one pool that all models' operators share; 0: as --cpu-workers, but 1 "      \
       "with one or two of them; transcribe takes one worker and all cores, bench parakeet all "     \
       "cores")                                                                                     \
+    X(STRING, cpu_worker, "cpu-worker", BERTH_CMD_SERVE, "thread", 0, 0,                           \
+      "where models run on the CPU: thread (of the server) or process (one of its own; a crash "   \
+      "in it costs what it runs, not the server)")                                                 \
+    X(STRING, cuda_worker, "cuda-worker", BERTH_CMD_SERVE, "auto", 0, 0,                           \
+      "path of berth-cuda, which runs models on a GPU; auto: the one beside berth, where it sees " \
+      "a GPU; none: no GPU")                                                                       \
     X(COUNT, load_threads, "load-threads", BERTH_SERVING, "2", 1, 64, "models loaded at a time")   \
     X(BYTES, device_bytes_max, "device-bytes-max", BERTH_SERVING, "0", 0, 1e15,                    \
       "memory the loaded models may hold together; 0: three quarters of the machine's")            \

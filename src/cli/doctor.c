@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/gpu_probe.h"
 #include "engine/engine.h"
 #include "media/media.h"
 
@@ -125,15 +126,27 @@ static void look_at_engines(struct finding *finding)
              onnx ? "" : "; built without ONNX Runtime: run ./setup onnxruntime and build again");
 }
 
-/* The driver's own library tells whether there is a device; nothing is linked to it. */
+/* berth-cuda knows; without it the driver's own library tells whether it is worth building. */
 static void look_at_gpu(struct finding *finding)
 {
+    struct berth_gpu_found gpu;
+    struct berth_err err = {0};
+    enum berth_code code = berth_gpu_probe("auto", &gpu, &err);
+    finding->verdict = code == BERTH_OK ? GOOD : MISSING;
+    if (code == BERTH_OK) {
+        snprintf(finding->text, TEXT_MAX, "%s %s, %.1f GB, %.1f free; berth-cuda runs parakeet there",
+                 gpu.device, gpu.name, (double)gpu.bytes / 1e9, (double)gpu.bytes_free / 1e9);
+        return;
+    }
+    if (code != BERTH_NOT_FOUND) {
+        snprintf(finding->text, TEXT_MAX, "berth-cuda is here; %.200s", err.msg);
+        return;
+    }
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-    finding->verdict = MISSING;
     snprintf(finding->text, TEXT_MAX, "%s",
              driver == NULL ? "no NVIDIA driver; models run on the processor"
-                            : "an NVIDIA driver is here, but this version of berth serves on the "
-                              "processor only");
+                            : "an NVIDIA driver is here, but no berth-cuda beside berth: make cuda "
+                              "builds it; models run on the processor");
     if (driver != NULL) {
         dlclose(driver);
     }

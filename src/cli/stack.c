@@ -1,6 +1,7 @@
 /* stack.c - see stack.h. */
 #include "cli/stack.h"
 
+#include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -14,8 +15,14 @@
  */
 #define WORKERS_WITHOUT_POOL 2
 
-static enum berth_code start_worker(const struct berth_config *config, struct berth_stack *stack,
-                                    struct berth_err *err);
+/* What berth-cuda runs on a GPU; models of other engines stay on the CPU. */
+static const char *const gpu_engines[] = {"parakeet", NULL};
+#define GPU_RUN_THREADS 2 /* one copies while the other computes */
+
+static enum berth_code start_workers(const struct berth_config *config, struct berth_stack *stack,
+                                     struct berth_err *err);
+static enum berth_code start_gpu_worker(const struct berth_config *config,
+                                        struct berth_stack *stack, struct berth_err *err);
 static enum berth_code start_sched(const struct berth_config *config, struct berth_stack *stack,
                                    struct berth_err *err);
 static enum berth_code start_media(const struct berth_config *config, struct berth_stack *stack,
@@ -35,7 +42,7 @@ enum berth_code berth_stack_start(const struct berth_config *config, struct bert
     if ((code = berth_slabs_create(&slabs, &stack->slabs, err)) != BERTH_OK ||
         (code = berth_catalog_create(&stack->catalog, err)) != BERTH_OK ||
         (code = berth_repo_open(config->models, &stack->repo, err)) != BERTH_OK ||
-        (code = start_worker(config, stack, err)) != BERTH_OK ||
+        (code = start_workers(config, stack, err)) != BERTH_OK ||
         (code = start_sched(config, stack, err)) != BERTH_OK ||
         (code = start_media(config, stack, err)) != BERTH_OK) {
         berth_stack_finish(stack);
@@ -55,10 +62,11 @@ void berth_stack_stop(struct berth_stack *stack)
 {
     berth_media_destroy(stack->media);
     berth_sched_destroy(stack->sched);
-    berth_worker_destroy(stack->worker);
+    while (stack->worker_count > 0) {
+        berth_worker_destroy(stack->workers[--stack->worker_count]);
+    }
     stack->media = NULL;
     stack->sched = NULL;
-    stack->worker = NULL;
 }
 
 void berth_stack_finish(struct berth_stack *stack)
@@ -112,9 +120,11 @@ void berth_stack_deliver(struct berth_queue *queue, uint64_t t_until_ns)
     }
 }
 
-static enum berth_code start_worker(const struct berth_config *config, struct berth_stack *stack,
-                                    struct berth_err *err)
+static enum berth_code start_workers(const struct berth_config *config, struct berth_stack *stack,
+                                     struct berth_err *err)
 {
+    const char *kind = config->cpu_worker;
+    bool process = kind != NULL && strcmp(kind, "process") == 0;
     uint32_t workers = config->cpu_workers > 0 ? (uint32_t)config->cpu_workers : core_count();
     uint64_t bytes_max = config->device_bytes_max;
     if (bytes_max == 0) {
@@ -132,10 +142,55 @@ static enum berth_code start_worker(const struct berth_config *config, struct be
         .load_threads = (uint32_t)config->load_threads,
         .bytes_max = bytes_max,
         .slabs = stack->slabs,
+        .engine_threads = env.threads,
+        .bytes_budget = config->bytes_budget,
     };
-    BERTH_TRY(berth_engines_start(&env, err));
+    if (kind != NULL && kind[0] != '\0' && !process && strcmp(kind, "thread") != 0) {
+        return berth_fail(err, BERTH_INVALID, "--cpu-worker '%s' is not thread or process", kind);
+    }
+    BERTH_TRY(berth_engines_start(&env, err)); /* models are described here, wherever they run */
     stack->engines_started = true;
-    return berth_worker_thread_create(&options, &stack->worker, err);
+    BERTH_TRY(process ? berth_worker_process_create(&options, &stack->workers[0], err)
+                      : berth_worker_thread_create(&options, &stack->workers[0], err));
+    stack->worker_count = 1;
+    return start_gpu_worker(config, stack, err);
+}
+
+/* Only a berth-cuda that was named must be there and see a GPU. */
+static enum berth_code start_gpu_worker(const struct berth_config *config,
+                                        struct berth_stack *stack, struct berth_err *err)
+{
+    const char *program = config->cuda_worker; /* `transcribe` has no such option: no GPU */
+    struct berth_err why = {0};
+    if (program == NULL || program[0] == '\0' || strcmp(program, "none") == 0) {
+        return BERTH_OK;
+    }
+    enum berth_code code = berth_gpu_probe(program, &stack->gpu, &why);
+    if (code != BERTH_OK && strcmp(program, "auto") != 0) {
+        return berth_fail(err, BERTH_INVALID, "--cuda-worker: %s", why.msg);
+    }
+    if (code != BERTH_OK) {
+        if (code != BERTH_NOT_FOUND) {
+            berth_log_info("serve", 0, "models run on the CPU reason=%s", why.msg);
+        }
+        return BERTH_OK;
+    }
+    berth_log_info("serve", 0, "GPU device=%s name=%s bytes=%" PRIu64 " free=%" PRIu64,
+                   stack->gpu.device, stack->gpu.name, stack->gpu.bytes, stack->gpu.bytes_free);
+    struct berth_worker_options options = {
+        .device = stack->gpu.device,
+        .run_threads = GPU_RUN_THREADS,
+        .load_threads = (uint32_t)config->load_threads,
+        .bytes_max = stack->gpu.bytes_free / 10 * 9, /* the rest is CUDA's own, and scratch */
+        .slabs = stack->slabs,
+        .engines = gpu_engines,
+        .program = stack->gpu.program,
+        .engine_threads = 1,
+        .bytes_budget = config->bytes_budget,
+    };
+    BERTH_TRY(berth_worker_process_create(&options, &stack->workers[1], err));
+    stack->worker_count = 2;
+    return BERTH_OK;
 }
 
 static enum berth_code start_sched(const struct berth_config *config, struct berth_stack *stack,
@@ -144,8 +199,8 @@ static enum berth_code start_sched(const struct berth_config *config, struct ber
     struct berth_sched_options options = {
         .catalog = stack->catalog,
         .repo = stack->repo,
-        .workers = &stack->worker,
-        .worker_count = 1,
+        .workers = stack->workers,
+        .worker_count = stack->worker_count,
         .load_models = config->load_model.items,
         .load_model_count = config->load_model.count,
         .poll_ns = config->repository_poll,

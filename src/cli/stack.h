@@ -1,5 +1,5 @@
 /* stack.h - everything below the front, built bottom-up and torn down in reverse: slabs, engines,
- * catalogue, repository, worker, controller, decoders. `serve` and an embedded `transcribe` share
+ * catalogue, repository, workers, controller, decoders. `serve` and an embedded `transcribe` share
  * it.
  */
 #ifndef BERTH_STACK_H
@@ -8,6 +8,7 @@
 #include "base/config.h"
 #include "base/err.h"
 #include "base/slab.h"
+#include "cli/gpu_probe.h"
 #include "media/media.h"
 #include "model/model.h"
 #include "repo/repo.h"
@@ -18,7 +19,9 @@ struct berth_stack {
     struct berth_slabs *slabs;
     struct berth_catalog *catalog;
     struct berth_repo *repo;
-    struct berth_worker *worker;
+    struct berth_worker *workers[2]; /* the CPU's; then the GPU's, if there is one */
+    size_t worker_count;
+    struct berth_gpu_found gpu;      /* lent to its worker */
     struct berth_sched *sched;
     struct berth_media *media;
     bool engines_started;
@@ -27,7 +30,7 @@ struct berth_stack {
 /* Starts all of it and fills the catalogue. On error nothing is left. */
 enum berth_code berth_stack_start(const struct berth_config *config, struct berth_stack *stack,
                                   struct berth_err *err) BERTH_MUST_USE;
-/* Ends what runs: decoders, controller, worker. All that was asked of them has been answered when
+/* Ends what runs: decoders, controller, workers. All that was asked of them has been answered when
  * it returns. Zeroed memory is fine. */
 void berth_stack_stop(struct berth_stack *stack);
 /* Stops it if that was not done; frees what answers refer to (slabs, catalogue). */

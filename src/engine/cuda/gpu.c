@@ -5,6 +5,7 @@
  */
 #include "engine/cuda/gpu.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define PREFIX "cuda:"
@@ -60,6 +61,28 @@ enum berth_code berth_gpu_use(int device, struct berth_err *err)
     if (status != cudaSuccess) {
         return berth_gpu_fail(err, status, "taking the GPU");
     }
+    return BERTH_OK;
+}
+
+enum berth_code berth_gpu_describe(int device, struct berth_gpu_facts *out, struct berth_err *err)
+{
+    struct cudaDeviceProp properties;
+    size_t bytes_free = 0, bytes = 0;
+    *out = (struct berth_gpu_facts){0};
+    BERTH_TRY(berth_gpu_use(device, err));
+    cudaError_t status = cudaGetDeviceProperties(&properties, device);
+    if (status == cudaSuccess) {
+        status = cudaMemGetInfo(&bytes_free, &bytes);
+    }
+    if (status == cudaSuccess) {
+        status = cudaDriverGetVersion(&out->driver);
+    }
+    if (status != cudaSuccess) {
+        return berth_gpu_fail(err, status, "asking the GPU what it is");
+    }
+    snprintf(out->name, sizeof(out->name), "%s", properties.name);
+    out->bytes = bytes;
+    out->bytes_free = bytes_free;
     return BERTH_OK;
 }
 

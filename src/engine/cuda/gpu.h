@@ -20,6 +20,16 @@ enum berth_code berth_gpu_parse(const char *device, int *out, struct berth_err *
 /* Makes the GPU this thread's; the first call in a process makes its context (about 0.3 s).
  * UNAVAILABLE, in a sentence for people, where there is no driver or no such GPU. */
 enum berth_code berth_gpu_use(int device, struct berth_err *err) BERTH_MUST_USE;
+struct berth_gpu_facts {
+    char name[64];
+    uint64_t bytes;
+    uint64_t bytes_free;
+    int driver; /* the CUDA version it is for, as 13000 */
+};
+
+/* Makes the GPU this thread's, and tells of it. */
+enum berth_code berth_gpu_describe(int device, struct berth_gpu_facts *out,
+                                   struct berth_err *err) BERTH_MUST_USE;
 /* Fills err with what was being done and CUDA's own name and text; UNAVAILABLE (C2). */
 enum berth_code berth_gpu_fail(struct berth_err *err, cudaError_t status, const char *doing);
 

@@ -1,0 +1,159 @@
+/* gpu_probe.c - see gpu_probe.h. `berth-cuda --probe` prints a line for each GPU,
+ *     cuda:0 BYTES BYTES_FREE NAME
+ * and ends with 0, or prints a reason and ends with 1. A process of its own, so that this one links
+ * no CUDA and a driver that hangs or crashes costs no more than the answer.
+ */
+#include "cli/gpu_probe.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+#define BESIDE "berth-cuda"
+#define TEXT_MAX 1024
+#define WAIT_NS (20 * BERTH_NS_PER_S)
+
+extern char **environ;
+
+static enum berth_code find_program(const char *program, struct berth_gpu_found *out,
+                                    struct berth_err *err);
+static enum berth_code run(const char *program, char *text, struct berth_err *err);
+static int spawn_with(pid_t *pid, const char *program, int out_fd);
+static bool read_all(int fd, char *text);
+
+enum berth_code berth_gpu_probe(const char *program, struct berth_gpu_found *out,
+                                struct berth_err *err)
+{
+    char text[TEXT_MAX] = "";
+    *out = (struct berth_gpu_found){0};
+    BERTH_TRY(find_program(program, out, err));
+    BERTH_TRY(run(out->program, text, err));
+    text[strcspn(text, "\n")] = '\0';
+    if (sscanf(text, "%15s %" SCNu64 " %" SCNu64 " %95[^\n]", out->device, &out->bytes,
+               &out->bytes_free, out->name) != 4 ||
+        strncmp(out->device, "cuda:", 5) != 0) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "%.150s does not say what GPU it sees",
+                          out->program);
+    }
+    return BERTH_OK;
+}
+
+static enum berth_code find_program(const char *program, struct berth_gpu_found *out,
+                                    struct berth_err *err)
+{
+    size_t size = sizeof(out->program);
+    if (strcmp(program, "auto") != 0) {
+        if (strlen(program) >= size || access(program, X_OK) != 0) {
+            return berth_fail(err, BERTH_NOT_FOUND, "there is no program %.180s", program);
+        }
+        memcpy(out->program, program, strlen(program) + 1);
+        return BERTH_OK;
+    }
+    ssize_t length = readlink("/proc/self/exe", out->program, size - sizeof(BESIDE) - 1);
+    out->program[length < 0 ? 0 : length] = '\0';
+    char *slash = strrchr(out->program, '/');
+    if (slash == NULL) {
+        return berth_fail(err, BERTH_NOT_FOUND, "where this program lies cannot be told");
+    }
+    memcpy(slash + 1, BESIDE, sizeof(BESIDE));
+    if (access(out->program, X_OK) != 0) {
+        return berth_fail(err, BERTH_NOT_FOUND, "no berth-cuda beside berth");
+    }
+    return BERTH_OK;
+}
+
+static enum berth_code run(const char *program, char *text, struct berth_err *err)
+{
+    int ends[2];
+    pid_t pid = -1;
+    int status = 0;
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no pipe to ask for a GPU: %s", strerror(errno));
+    }
+    int failed = spawn_with(&pid, program, ends[1]);
+    close(ends[1]);
+    if (failed != 0) {
+        close(ends[0]);
+        return berth_fail(err, BERTH_UNAVAILABLE, "cannot start %.150s: %s", program,
+                          strerror(failed));
+    }
+    bool ended = read_all(ends[0], text);
+    close(ends[0]);
+    if (!ended) {
+        kill(pid, SIGKILL);
+    }
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    }
+    if (!ended) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "%.150s --probe does not answer", program);
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
+        return BERTH_OK;
+    }
+    text[strcspn(text, "\n")] = '\0';
+    return berth_fail(err, BERTH_UNAVAILABLE, "%s",
+                      text[0] != '\0' ? text : "berth-cuda failed without a word");
+}
+
+/* 0 or an errno. What it writes to standard error is for whoever runs us. */
+static int spawn_with(pid_t *pid, const char *program, int out_fd)
+{
+    char name[] = BESIDE, flag[] = "--probe";
+    char *argv[] = {name, flag, NULL};
+    posix_spawn_file_actions_t actions;
+    posix_spawnattr_t attributes;
+    sigset_t none;
+    sigemptyset(&none);
+    int status = posix_spawn_file_actions_init(&actions);
+    if (status != 0) {
+        return status;
+    }
+    status = posix_spawnattr_init(&attributes);
+    if (status == 0) {
+        posix_spawnattr_setsigmask(&attributes, &none);
+        posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+        status = posix_spawn_file_actions_adddup2(&actions, out_fd, STDOUT_FILENO);
+        if (status == 0) {
+            status = posix_spawn(pid, program, &actions, &attributes, argv, environ);
+        }
+        posix_spawnattr_destroy(&attributes);
+    }
+    posix_spawn_file_actions_destroy(&actions);
+    return status;
+}
+
+/* Until it ends; false when that takes too long. text is cut at TEXT_MAX. */
+static bool read_all(int fd, char *text)
+{
+    uint64_t t_end_ns = berth_clock_now_ns() + WAIT_NS;
+    size_t used = 0;
+    for (;;) {
+        char rest[TEXT_MAX];
+        uint64_t now_ns = berth_clock_now_ns();
+        struct pollfd wait = {.fd = fd, .events = POLLIN};
+        if (now_ns >= t_end_ns ||
+            poll(&wait, 1, (int)((t_end_ns - now_ns) / BERTH_NS_PER_MS) + 1) == 0) {
+            return false;
+        }
+        ssize_t got = read(fd, rest, sizeof(rest));
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got <= 0) {
+            text[used] = '\0';
+            return true;
+        }
+        size_t take = (size_t)got < TEXT_MAX - 1 - used ? (size_t)got : TEXT_MAX - 1 - used;
+        memcpy(text + used, rest, take);
+        used += take;
+    }
+}
