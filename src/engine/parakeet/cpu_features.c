@@ -1,8 +1,8 @@
 /* cpu_features.c - log-mel features on the CPU.
  *
  * Sixteen frames of a row go through one transform: eight lanes of complex numbers, an even frame
- * in each real part and the odd one after it in the imaginary part. A mel filter covers a short run of
- * the 257 frequencies, so the filter bank is kept as runs. Then each mel is normalised over the
+ * in each real part and the odd one after it in the imaginary part. A mel filter covers a short run
+ * of the 257 frequencies, so the filter bank is kept as runs. Then each mel is normalised over the
  * row's own frames, with sums in double.
  */
 #include "engine/parakeet/cpu_device.h"
