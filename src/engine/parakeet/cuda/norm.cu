@@ -41,26 +41,20 @@ static __device__ __forceinline__ float vector_sum(float value, float *row)
     return sum;
 }
 
-/* What a thread needs of gamma and beta. */
-template <int PIECES> struct norm_weights {
-    float4 gamma[PIECES][2], beta[PIECES][2];
+/* Of one norm. held: gamma and beta of the thread's first piece, two vectors of four each. */
+struct norm_weights {
+    const float4 *gamma, *beta;
+    float4 held[4];
 };
 
-template <int WARPS, int PIECES>
-static __device__ __forceinline__ void weights_load(struct norm_weights<PIECES> *weights,
-                                                    const float *gamma, const float *beta,
+static __device__ __forceinline__ void weights_hold(struct norm_weights *weights, uint32_t piece,
                                                     uint32_t pieces)
 {
-    const uint32_t thread = threadIdx.x % (WARPS * 32);
-#pragma unroll
-    for (int at = 0; at < PIECES; at++) {
-        const uint32_t piece = thread + at * WARPS * 32;
-        if (piece < pieces) {
-            weights->gamma[at][0] = ((const float4 *)gamma)[2 * piece];
-            weights->gamma[at][1] = ((const float4 *)gamma)[2 * piece + 1];
-            weights->beta[at][0] = ((const float4 *)beta)[2 * piece];
-            weights->beta[at][1] = ((const float4 *)beta)[2 * piece + 1];
-        }
+    if (piece < pieces) {
+        weights->held[0] = weights->gamma[2 * piece];
+        weights->held[1] = weights->gamma[2 * piece + 1];
+        weights->held[2] = weights->beta[2 * piece];
+        weights->held[3] = weights->beta[2 * piece + 1];
     }
 }
 
@@ -102,17 +96,21 @@ static __device__ __forceinline__ float centre(float values[PIECES][8], uint32_t
     return rsqrtf(vector_sum<WARPS>(squares, shared + WARPS) * over + NORM_EPSILON);
 }
 
+/* With what is held, if a thread has one piece; else with what it reads for each. */
 template <int WARPS, int PIECES>
 static __device__ __forceinline__ void apply(float values[PIECES][8], float factor,
-                                             const struct norm_weights<PIECES> *weights,
-                                             uint32_t pieces)
+                                             struct norm_weights *weights, uint32_t pieces)
 {
     const uint32_t thread = threadIdx.x % (WARPS * 32);
 #pragma unroll
     for (int at = 0; at < PIECES; at++) {
-        if (thread + at * WARPS * 32 < pieces) {
-            apply4(values[at], factor, weights->gamma[at][0], weights->beta[at][0]);
-            apply4(values[at] + 4, factor, weights->gamma[at][1], weights->beta[at][1]);
+        const uint32_t piece = thread + at * WARPS * 32;
+        if (PIECES != 1) {
+            weights_hold(weights, piece, pieces);
+        }
+        if (piece < pieces) {
+            apply4(values[at], factor, weights->held[0], weights->held[2]);
+            apply4(values[at] + 4, factor, weights->held[1], weights->held[3]);
         }
     }
 }
@@ -133,10 +131,11 @@ static __device__ __forceinline__ void vector_store(const float values[PIECES][8
 
 /* in [n][8 pieces] -> out, and through when there are two norms. 128 threads a block, WARPS of its
  * warps a vector. Moves 2 bytes an element in and 2 (4) out. CPU twin: norm, norm_twice of cpu.c.
- * The second norm takes the first's results as they are, before they are rounded to bf16. Where
- * registers allow, gamma and beta are on their way before the kernel before this one has ended. */
+ * The second norm takes the first's results as they are, before they are rounded to bf16. With one
+ * piece a thread, gamma and beta are on their way before the kernel before this one has ended; with
+ * more, registers are for more blocks at once. */
 template <int WARPS, int PIECES>
-static __global__ void __launch_bounds__(NORM_THREADS)
+static __global__ void __launch_bounds__(NORM_THREADS, PIECES == 1 ? 8 : 5)
     norm_kernel(const __grid_constant__ struct norm_args args)
 {
     __shared__ float shared[4][WARPS];
@@ -144,11 +143,14 @@ static __global__ void __launch_bounds__(NORM_THREADS)
     const uint32_t thread = threadIdx.x % (WARPS * 32);
     const bool twice = args.through != nullptr;
     float values[PIECES][8];
-    struct norm_weights<PIECES> first, second;
+    struct norm_weights first = {(const float4 *)args.gamma, (const float4 *)args.beta, {}};
+    struct norm_weights second = {(const float4 *)args.second_gamma,
+                                  (const float4 *)args.second_beta,
+                                  {}};
     if (PIECES == 1) {
-        weights_load<WARPS, PIECES>(&first, args.gamma, args.beta, args.pieces);
+        weights_hold(&first, thread, args.pieces);
         if (twice) {
-            weights_load<WARPS, PIECES>(&second, args.second_gamma, args.second_beta, args.pieces);
+            weights_hold(&second, thread, args.pieces);
         }
     }
     berth_parakeet_cuda_wait();
@@ -164,16 +166,10 @@ static __global__ void __launch_bounds__(NORM_THREADS)
         unpack8(got, values[at]);
     }
     float factor = centre<WARPS, PIECES>(values, args.pieces, shared[0]);
-    if (PIECES != 1) {
-        weights_load<WARPS, PIECES>(&first, args.gamma, args.beta, args.pieces);
-    }
     apply<WARPS, PIECES>(values, factor, &first, args.pieces);
     if (twice) {
         vector_store<WARPS, PIECES>(values, args.through + start, args.pieces);
         factor = centre<WARPS, PIECES>(values, args.pieces, shared[2]);
-        if (PIECES != 1) {
-            weights_load<WARPS, PIECES>(&second, args.second_gamma, args.second_beta, args.pieces);
-        }
         apply<WARPS, PIECES>(values, factor, &second, args.pieces);
     }
     vector_store<WARPS, PIECES>(values, args.out + start, args.pieces);
