@@ -916,6 +916,32 @@ static void reference_decode(const struct decoding *decoding, struct row_result 
     }
 }
 
+/* A row whose encoder output is infinite has no probabilities, if it has tokens; the others are as
+ * they were. Spoils row 0. */
+static void test_infinite(struct berth_parakeet_device *device, struct decoding *decoding,
+                          const struct row_result *before, struct row_result *again)
+{
+    const uint32_t rows = decoding->shape.rows, frames = decoding->shape.padded.frames;
+    const uint32_t hidden = decoding->model->config.hidden;
+    for (uint32_t i = 0; i < frames * hidden; i += 3) {
+        decoding->projected.host[i] = INFINITY;
+    }
+    upload_bf16(&decoding->projected, (size_t)rows * frames * hidden);
+    start_decoding(device, decoding);
+    fetch_results(device, decoding, again);
+    bool others = true;
+    for (uint32_t row = 1; row < rows; row++) {
+        others = others && same_row(&before[row], &again[row]);
+    }
+    expect(others, "a row differs when another is infinite");
+    for (int32_t i = 0; i < again[0].count; i++) {
+        if (!isnan(again[0].probability[i])) {
+            expect(false, "an infinite row has a probability");
+            break;
+        }
+    }
+}
+
 /* Against the reference; then again, on few blocks, and with other rows stopped or empty. */
 static void test_decode(struct berth_parakeet_device *device, const char *name, struct model *model,
                         uint32_t rows, uint32_t frames, uint32_t capacity)
@@ -957,6 +983,7 @@ static void test_decode(struct berth_parakeet_device *device, const char *name, 
     expect(stopped, "a row stopped before has tokens");
     expect(others, "a row differs when others are stopped");
     memset(decoding.stop, 0, rows * 4);
+    test_infinite(device, &decoding, got, again);
     drop_results(again, rows);
     drop_results(got, rows);
     drop_results(right, rows);

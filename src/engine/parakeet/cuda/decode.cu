@@ -667,7 +667,7 @@ static __device__ void write_probabilities(const struct decode_args &args,
         sum = warp_sum(sum);
         if (lane == 0) {
             args.out.probability[(size_t)r * args.out.capacity + (size_t)rows.place[r]] =
-                probability_of(sum);
+                1.0f / sum;
         }
     }
 }

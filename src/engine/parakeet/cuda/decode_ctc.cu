@@ -69,10 +69,9 @@ static __device__ __forceinline__ void keep_best(struct best *kept, const struct
         return;
     }
     const float top = fmaxf(kept->sum.x, now.sum.x);
-    if (top > -INFINITY) {
-        kept->sum.y =
-            kept->sum.y * __expf(kept->sum.x - top) + now.sum.y * __expf(now.sum.x - top);
-    }
+    const float before = top > -INFINITY ? __expf(kept->sum.x - top) : 1.0f;
+    const float beside = top > -INFINITY ? __expf(now.sum.x - top) : 1.0f;
+    kept->sum.y = kept->sum.y * before + now.sum.y * beside;
     kept->sum.x = top;
     kept->token = now.token > kept->token ? now.token : kept->token;
 }
@@ -123,7 +122,7 @@ static __global__ void __launch_bounds__(THREADS)
         keep_best(&whole, seen[1][threadIdx.x]);
         const size_t at = (size_t)row * args.frames + (size_t)frame;
         args.best_token[at] = (int32_t)key_index(whole.token);
-        args.best_probability[at] = probability_of(whole.sum.y);
+        args.best_probability[at] = 1.0f / whole.sum.y;
     }
 }
 
@@ -172,7 +171,7 @@ static __global__ void __launch_bounds__(32)
             const int32_t token = __shfl_sync(FULL, tokens, i);
             const float chance = __shfl_sync(FULL, chances, i);
             if (token == run.token) {
-                run.best = fmaxf(run.best, chance);
+                run.best = chance > run.best ? chance : run.best;
                 continue;
             }
             end_run(args, run, begin + i, &count);

@@ -86,7 +86,7 @@ static __device__ __forceinline__ uint32_t relu_sum(uint32_t a, uint32_t b)
 }
 
 /* A key is the greater the higher the logit, and at equal logits the lower the index; never 0. What
- * is no number is the least. */
+ * is no number is the least; the sum of its tile is no number either, nor the probability (P4). */
 static __device__ __forceinline__ key64 key_of(float logit, uint32_t index)
 {
     const float value = logit == logit ? logit + 0.0f : -INFINITY;
@@ -277,19 +277,13 @@ static __device__ __forceinline__ struct best best_of(const float4 &sum, uint32_
     }
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
-        if (output + i < head.vocabulary && logits[i] > -INFINITY) { /* not what is no number */
+        if (output + i < head.vocabulary && logits[i] != -INFINITY) {
             best.sum.y += __expf(logits[i] - best.sum.x);
         }
     }
     best.sum.y += __shfl_xor_sync(FULL, best.sum.y, 1);
     best.sum.y += __shfl_xor_sync(FULL, best.sum.y, 2);
     return best;
-}
-
-/* 1 / sum, of a sum of at least 1 that is a number; else 0. */
-static __device__ __forceinline__ float probability_of(float sum)
-{
-    return sum > 0.5f ? fminf(1.0f / sum, 1.0f) : 0.0f;
 }
 
 /* decode_ctc.cu: CTC decoding; state: 8 bytes a frame. */
