@@ -80,7 +80,7 @@ enum berth_code berth_gpu_describe(int device, struct berth_gpu_facts *out, stru
     if (status != cudaSuccess) {
         return berth_gpu_fail(err, status, "asking the GPU what it is");
     }
-    snprintf(out->name, sizeof(out->name), "%s", properties.name);
+    snprintf(out->name, sizeof(out->name), "%.*s", (int)sizeof(out->name) - 1, properties.name);
     out->bytes = bytes;
     out->bytes_free = bytes_free;
     return BERTH_OK;
