@@ -85,18 +85,19 @@ def test_bundle_joins_to_a_tree_that_runs_by_itself(tmp_path):
     subprocess.run([ROOT / "tools" / "bundle", "--out", out], check=True, timeout=10 * LIMIT_S)
     pieces = sorted(out.glob("berth.tar.xz.*"))
     assert pieces and all(p.stat().st_size <= 30 << 20 for p in pieces)
-    subprocess.run([out / "unpack", tree], check=True, cwd=tmp_path, timeout=10 * LIMIT_S)
+    subprocess.run([out / "unpack", tree], check=True, cwd=tmp_path, timeout=10 * LIMIT_S,
+                   env=dict(os.environ, CUDA_HOME=str(ROOT / ".deps" / "cuda")))
     version = subprocess.run([tree / "bin" / "berth", "--version"], check=True, capture_output=True,
                              text=True, cwd=tmp_path, timeout=LIMIT_S).stdout
     assert version.startswith("berth ")
     assert (tree / "models" / "parakeet-nano-en" / "model.safetensors").exists()
-    env = dict(os.environ, LD_LIBRARY_PATH=str(tree / "lib"))
+    env = dict(os.environ, LD_LIBRARY_PATH=f"{tree / 'lib'}:{tree / 'cuda'}")
     for program in sorted((tree / "libexec").iterdir()):
         lines = subprocess.run(["ldd", program], check=True, capture_output=True, text=True,
                                env=env).stdout.splitlines()
         for line in lines:
             name, _, path = line.strip().partition(" => ")
-            outside = path and not path.startswith(str(tree / "lib") + "/")
+            outside = path and not path.startswith((f"{tree}/lib/", f"{tree}/cuda/"))
             libc = re.match(r"lib(c|m|dl|pthread|rt|resolv|util|mvec)\.so\.", name)
             assert not outside or libc or "ld-linux" in name, f"{program.name}: {line.strip()}"
     # A piece that was damaged on the way is refused.
