@@ -12,6 +12,7 @@ import sys
 import time
 
 import kserve
+import parakeet_cpu
 import speech
 from common import BERTH, LOGS, QUICK, ROOT, Failure, busy_s, median, number, run, say, table
 
@@ -21,6 +22,7 @@ COMPARISONS = [
     ("identity", "Tensors over KServe HTTP", kserve.identity),
     ("front", "Front end against front end", kserve.front),
     ("speech", "Speech to text", speech.speech),
+    ("parakeet", "Parakeet on the CPU", parakeet_cpu.parakeet),
     ("second-opinion", "Tensors again, by `berth bench`", kserve.second_opinion),
     ("clients", "The load generators against each other", kserve.clients),
 ]
@@ -93,7 +95,8 @@ def report(names):
                 text, wanted, complete = f"Not measured: {failure}\n", [], False
             sections.append(f"## {title}\n\n{text}")
             goals += wanted
-    versions = {"berth": berth_version(), **kserve.versions(), **speech.versions()}
+    versions = {"berth": berth_version(), **kserve.versions(), **speech.versions(),
+                **parakeet_cpu.versions()}
     lines = [
         "# Benchmarks",
         "Written by `make bench` (bench/README.md says how it measures, and how to read a ratio). "

@@ -536,7 +536,7 @@ static void print_head(const struct bench *bench)
            bench->folder, bench->options->device, model->layers, model->hidden,
            (double)bench->span.bytes / 1048576, bench->load_s, bench->options->runs,
            bench->clip_count == 0 ? "seeded clips" : "the files in turn");
-    printf("%5s %8s %22s %22s %22s %22s %6s %7s %8s %14s %8s\n", "rows", "audio s",
+    printf("%5s %8s %27s %27s %27s %27s %6s %7s %8s %14s %8s\n", "rows", "audio s",
            "features to encoded", "PCM to encoded", "PCM to tokens", "matrix products", "share",
            "TFLOP/s", "RTFx", "steps a row", "run MiB");
 }
@@ -551,7 +551,7 @@ static void print_times(const json_t *bucket, const char *name)
                  json_real_value(json_object_get(times, "min")),
                  json_real_value(json_object_get(times, "max")));
     }
-    printf(" %22s", text);
+    printf(" %27s", text);
 }
 
 static void print_bucket(const json_t *bucket)
@@ -577,15 +577,21 @@ static void print_bucket(const json_t *bucket)
 
 /* --- --dump --- */
 
-static enum berth_code dump_floats(const struct bench *bench, const struct bucket *bucket,
-                                   const char *name, const float *values, size_t count,
-                                   struct berth_err *err)
+struct piece {
+    const char *name;
+    const float *values;
+    size_t count;
+};
+
+static enum berth_code dump_piece(const struct bench *bench, const struct bucket *bucket,
+                                  const struct piece *piece, struct berth_err *err)
 {
     char path[PATH_MAX];
     snprintf(path, sizeof(path), "%s/%" PRIu32 "x%" PRIu32 ".%s.f32", bench->options->dump,
-             bucket->shape.rows, bench->samples_max, name);
+             bucket->shape.rows, bench->samples_max, piece->name);
     FILE *file = fopen(path, "wbe");
-    bool ok = file != NULL && fwrite(values, sizeof(*values), count, file) == count;
+    bool ok = file != NULL && fwrite(piece->values, sizeof(*piece->values), piece->count, file) ==
+                                  piece->count;
     ok = (file == NULL || fclose(file) == 0) && ok;
     return ok ? BERTH_OK : berth_fail(err, BERTH_UNAVAILABLE, "cannot write %s", path);
 }
@@ -607,7 +613,7 @@ static enum berth_code dump_probe(struct bench *bench, struct bucket *bucket,
     }
     enum berth_code code = berth_parakeet_run_probe(bucket->run, what, values, err);
     if (code == BERTH_OK) {
-        code = dump_floats(bench, bucket, names[what], values, count, err);
+        code = dump_piece(bench, bucket, &(struct piece){names[what], values, count}, err);
     }
     berth_free(values);
     return code;
@@ -659,7 +665,8 @@ static enum berth_code dump(struct bench *bench, struct bucket *bucket, struct b
         memcpy(pcm + i * samples, berth_parakeet_run_pcm(bucket->run, i),
                bucket->samples[i] * sizeof(*pcm));
     }
-    enum berth_code code = dump_floats(bench, bucket, "pcm", pcm, shape->rows * samples, err);
+    const struct piece piece = {"pcm", pcm, shape->rows * samples};
+    enum berth_code code = dump_piece(bench, bucket, &piece, err);
     berth_free(pcm);
     BERTH_TRY(code);
     BERTH_TRY(dump_probe(bench, bucket, BERTH_PARAKEET_PROBE_FEATURES, err));
