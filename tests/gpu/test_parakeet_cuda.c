@@ -689,6 +689,9 @@ static float *encode(const struct berth_parakeet_ops *ops, struct berth_parakeet
     if (berth_parakeet_run_probe(run, BERTH_PARAKEET_PROBE_ENCODED, out, &err) != BERTH_OK) {
         need(false, err.msg);
     }
+    if (ops->drop != NULL) {
+        ops->drop(device);
+    }
     berth_parakeet_run_destroy(run);
     berth_parakeet_net_destroy(net);
     return out;
@@ -1223,7 +1226,8 @@ int main(int argc, char **argv)
     const char *what = argc > 1 ? argv[1] : "both";
     struct bench b = {.cpu = berth_parakeet_backend("cpu:0"),
                       .gpu = berth_parakeet_backend("cuda:0"),
-                      .random = 12345};
+                      .random = 12345,
+                      .key = 1ULL << 32}; /* past those of runs */
     struct berth_err err = {0};
     need(b.cpu != NULL && b.gpu != NULL, "a build without CUDA");
     need(b.cpu->open("cpu:0", THREADS, &b.on_cpu, &err) == BERTH_OK, err.msg);
