@@ -18,6 +18,7 @@ import argparse
 import datetime
 import json
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -425,6 +426,7 @@ def main():
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--warm")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the report is written all the same
     with torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
         if options.warm:
             warm(options)
