@@ -1,7 +1,7 @@
 /* backend.h - the table of operations a FastConformer needs, and the two devices that have it.
  *
- * cpu.c (plain C, float32) is the reference for every kernel; cuda/ (bf16, float32
- * accumulation) is the fast one. encoder.c calls the table in one order for both, so there is one
+ * cpu.c (plain C, float32) is the reference for every kernel; cuda/ (bf16, float32 accumulation)
+ * is the fast one. encoder.c calls the table in one order for both, so there is one
  * structure and two sets of loops.
  *
  * Memory: every pointer is the device's; "elements" are float32 on the CPU, bf16 on CUDA. Sizes
@@ -11,8 +11,8 @@
  * Errors: operations have none; a device that fails says so at finish.
  * Threads: a device belongs to one instance.
  */
-#ifndef BERTH_PARAKEET_BACKEND_H
-#define BERTH_PARAKEET_BACKEND_H
+#ifndef BERTH_BACKEND_H
+#define BERTH_BACKEND_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -117,7 +117,8 @@ struct berth_parakeet_ops {
 
     /* Log-mel features, normalised over each row's own frames (README P2). pcm float32
      * [rows][padded.samples], of which only a row's own samples are looked at; a sample that is no
-     * number, or past a million, counts as 0. out elements [rows][padded.features][mels], zero past a row's. */
+     * number, or past a million, counts as 0. out elements [rows][padded.features][mels], zero past
+     * a row's. */
     void (*features)(struct berth_parakeet_device *device,
                      const struct berth_parakeet_config *config,
                      const struct berth_parakeet_shape *shape,

@@ -7,8 +7,8 @@
  * Source: Rekesh et al., Fast Conformer with Linearly Scalable Attention (2023); Xu et al.,
  * Efficient Sequence Transduction by Jointly Predicting Tokens and Durations (2023).
  */
-#ifndef BERTH_PARAKEET_ENCODER_H
-#define BERTH_PARAKEET_ENCODER_H
+#ifndef BERTH_ENCODER_H
+#define BERTH_ENCODER_H
 
 #include "base/err.h"
 #include "engine/parakeet/backend.h"
@@ -29,6 +29,7 @@ void berth_parakeet_net_destroy(struct berth_parakeet_net *net); /* NULL is fine
  * stays true. */
 struct berth_parakeet_run;
 
+/* Of the device; on the CPU with what the host fills and reads. */
 uint64_t berth_parakeet_run_bytes(const struct berth_parakeet_net *net,
                                   const struct berth_parakeet_shape *shape);
 enum berth_code berth_parakeet_run_create(struct berth_parakeet_net *net,
@@ -37,8 +38,8 @@ enum berth_code berth_parakeet_run_create(struct berth_parakeet_net *net,
                                           struct berth_err *err) BERTH_MUST_USE;
 void berth_parakeet_run_destroy(struct berth_parakeet_run *run); /* NULL is fine */
 
-/* For measurements: what a run does from its next begin on; WHOLE until then. Each extent has its own
- * graph. TO_ENCODED and ENCODER_ALONE decode nothing and download nothing: finish lends no tokens,
+/* For measurements: what a run does from its next begin on; WHOLE until then. Each extent has its
+ * own graph. TO_ENCODED and ENCODER_ALONE decode nothing and download nothing: finish lends no tokens,
  * the probes below hold. ENCODER_ALONE takes the features of the run before (they are kept), and
  * uploads no PCM; samples must be those of that run. */
 enum berth_parakeet_extent {
