@@ -39,9 +39,9 @@ enum berth_code berth_parakeet_run_create(struct berth_parakeet_net *net,
 void berth_parakeet_run_destroy(struct berth_parakeet_run *run); /* NULL is fine */
 
 /* For measurements: what a run does from its next begin on; WHOLE until then. Each extent has its
- * own graph. TO_ENCODED and ENCODER_ALONE decode nothing and download nothing: finish lends no tokens,
- * the probes below hold. ENCODER_ALONE takes the features of the run before (they are kept), and
- * uploads no PCM; samples must be those of that run. */
+ * own graph. TO_ENCODED and ENCODER_ALONE decode nothing and download nothing: finish lends no
+ * tokens, the probes below hold. ENCODER_ALONE takes the features of the run before (they are
+ * kept), and uploads no PCM; samples must be those of that run. */
 enum berth_parakeet_extent {
     BERTH_PARAKEET_WHOLE,        /* PCM to tokens */
     BERTH_PARAKEET_TO_ENCODED,   /* PCM to the projected encoder output */
