@@ -134,7 +134,7 @@ static void look_at_gpu(struct finding *finding)
     enum berth_code code = berth_gpu_probe("auto", &gpu, &err);
     finding->verdict = code == BERTH_OK ? GOOD : MISSING;
     if (code == BERTH_OK) {
-        snprintf(finding->text, TEXT_MAX, "%s %s, %.1f GB, %.1f free; berth-cuda runs parakeet there",
+        snprintf(finding->text, TEXT_MAX, "%s %s, %.1f GB, %.1f free; runs parakeet (berth-cuda)",
                  gpu.device, gpu.name, (double)gpu.bytes / 1e9, (double)gpu.bytes_free / 1e9);
         return;
     }

@@ -1,5 +1,4 @@
-/* gpu_probe.h - asks berth-cuda which GPU it sees. `serve` starts a worker on it, `doctor` shows it.
- */
+/* gpu_probe.h - asks berth-cuda which GPU it sees: `serve` starts a worker on it, `doctor` tells. */
 #ifndef BERTH_GPU_PROBE_H
 #define BERTH_GPU_PROBE_H
 

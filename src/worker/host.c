@@ -676,7 +676,7 @@ static void send_event(struct job *job, const struct berth_step_event *event)
         if (!writer->full) {
             break;
         }
-        has_part = false; /* then the whole step has failed, since a piece of an answer is missing */
+        has_part = false; /* then the whole step fails: a piece of an answer is missing */
         (void)berth_fail(&job->msg.err, BERTH_UNSUPPORTED, "the answer has more tensors than a "
                          "worker process can hand over");
     }

@@ -2,8 +2,8 @@
  *
  * Nothing is believed (P6): the message it belongs to is under way, the row is one of it and has no
  * answer yet, the slot is the engine's and free or taken as it must be, tensors are outputs of the
- * model in their type, and counts are within what was agreed on at the load. Bytes are copied out of
- * the child's memory before anybody looks at them.
+ * model in their type, and counts are within what was agreed on at the load. Bytes are copied out
+ * of the child's memory before anybody looks at them.
  */
 #include <inttypes.h>
 

@@ -420,7 +420,7 @@ static void cancel_reaches_the_child(void **state)
     stand_close(&stand);
 }
 
-/* Killed in a load, a run and a step, with others waiting: one answer each; then it serves again. */
+/* Killed in a load, a run and a step: one answer each; then it serves again. */
 static void a_killed_child_is_replaced(void **state)
 {
     static const char *const configs[3] = {

@@ -104,7 +104,7 @@ static void rows_in_slots_are_answered(void **state)
     rig_close(&rig);
 }
 
-/* Nothing was under way: on demand it comes back when it is asked for; loaded by decision at once. */
+/* Nothing was under way: on demand it comes back when it is asked for, by decision at once. */
 static void idle_models_are_cold_or_load_again(void **state)
 {
     for (int keep = 0; keep < 2; keep++) {
