@@ -1,4 +1,4 @@
-/* gpu_probe.h - asks berth-cuda which GPU it sees: `serve` starts a worker on it, `doctor` tells. */
+/* gpu_probe.h - asks berth-cuda which GPU it sees: for `serve` and for `doctor`. */
 #ifndef BERTH_GPU_PROBE_H
 #define BERTH_GPU_PROBE_H
 

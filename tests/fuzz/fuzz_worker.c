@@ -1,6 +1,6 @@
 /* fuzz_worker.c - both directions of a worker's socket: whatever a child says of a run, a step and
- * a load, the server's records stay whole and each message goes home at most once, with a part or an
- * error for each row; and whatever a server sends as a request is read or refused.
+ * a load, the server's records stay whole and each message goes home at most once, with a part or
+ * an error for each row; and whatever a server sends as a request is read or refused.
  *
  * Each message takes a byte for its kind, one for what it is about, one for its length, and that
  * many bytes of fields.
