@@ -21,6 +21,7 @@
 
 #define SELF "/proc/self/exe"
 #define CHILD_SOCKET 3
+#define BUFFER_BYTES (512 * 1024)
 #define PAUSE_NS_MIN (100 * BERTH_NS_PER_MS)
 #define PAUSE_NS_MAX (10 * BERTH_NS_PER_S)
 #define CALM_NS (10 * BERTH_NS_PER_S)  /* up for so long: its end begins no row of failures */
@@ -50,6 +51,9 @@ enum berth_code berth_child_start(struct berth_child *child, const char *program
         pause_start(child, now_ns);
         return berth_fail(err, BERTH_UNAVAILABLE, "no socket for a worker process: %s",
                           strerror(errno));
+    }
+    for (int i = 0; i < 2; i++) { /* a few whole messages, whatever the machine's default is */
+        (void)setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &(int){BUFFER_BYTES}, sizeof(int));
     }
     int status = spawn_with(&child->pid, program, ends[1]);
     close(ends[1]);
