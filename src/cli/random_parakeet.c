@@ -10,11 +10,11 @@
  *   - queries and keys are a little larger, so that attention is no plain mean over time.
  *
  * The decoder's constants decide how often it steps. They were found for shape 0.6b, seed 1:
- * encoder_projector's outputs for berth_random_clip's seeds 1 to 16, 10 s each, from transformers in
- * float32 on a CPU; the decoder in numpy over them, constants drawn at random, and the best by hand
- * from there. A large forget bias and large duration weights make a row's pace last, so that rows
- * differ: the 16 clips take 47 steps on average, 40 to 59, four in five of them tokens. Another seed
- * is another model, with another number of steps.
+ * encoder_projector's outputs for berth_random_clip's seeds 1 to 16, 10 s each, from transformers
+ * in float32 on a CPU; the decoder in numpy over them, constants drawn at random, and the best by
+ * hand from there. A large forget bias and large duration weights make a row's pace last, so that
+ * rows differ: the 16 clips take 47 steps on average, 40 to 59, four in five of them tokens.
+ * Another seed is another model, with another number of steps.
  */
 #include "cli/random_parakeet.h"
 

@@ -78,8 +78,8 @@ int main(int argc, char **argv)
         berth_span_create("cpu:0", bytes, &got, &err) != BERTH_OK) {
         return fail("host memory", &err);
     }
-    struct berth_parakeet_sink sink = {.write = write_host, .state = want.address};
-    if (berth_parakeet_weights_read(&config, BERTH_PARAKEET_BF16, argv[1], READERS, &sink, &err) !=
+    struct berth_parakeet_sink sink = {.write = write_host, .state = want.address, .readers = READERS};
+    if (berth_parakeet_weights_read(&config, BERTH_PARAKEET_BF16, argv[1], &sink, &err) !=
         BERTH_OK) {
         return fail("reading", &err);
     }

@@ -1,10 +1,10 @@
-/* parakeet_golden.h - what the reference says about twelve recordings, for the tests of the Parakeet
- * engine. See tests/models/parakeet-nano-en/README.md. Include it after cmocka.
+/* parakeet_golden.h - what the reference says about twelve recordings, for the tests of the
+ * Parakeet engine. See tests/models/parakeet-nano-en/README.md. Include it after cmocka.
  *
  * Every function fails the test when a file is not there. BERTH_SOURCE names the source tree.
  */
-#ifndef BERTH_TEST_PARAKEET_GOLDEN_H
-#define BERTH_TEST_PARAKEET_GOLDEN_H
+#ifndef BERTH_PARAKEET_GOLDEN_H
+#define BERTH_PARAKEET_GOLDEN_H
 
 #include <jansson.h>
 #include <stdint.h>

@@ -4,8 +4,8 @@
  * A model's values depend on the tensor's name and the element only, so that what was folded or
  * turned over can be computed again.
  */
-#ifndef BERTH_TEST_PARAKEET_MODEL_H
-#define BERTH_TEST_PARAKEET_MODEL_H
+#ifndef BERTH_PARAKEET_MODEL_H
+#define BERTH_PARAKEET_MODEL_H
 
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* config.json, preprocessor_config.json and generation_config.json of Parakeet models: what is read,
- * and what is refused by its field's name. */
+/* config.json, preprocessor_config.json and generation_config.json of Parakeet models: what is
+ * read, and what is refused by its field's name. */
 #include "engine/parakeet/parakeet_config.h"
 
 #include <setjmp.h>

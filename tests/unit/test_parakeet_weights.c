@@ -78,7 +78,7 @@ static enum berth_code load(const struct berth_parakeet_config *config,
                             enum berth_parakeet_element element, uint32_t readers,
                             struct span *span, struct berth_err *err)
 {
-    struct berth_parakeet_sink sink = {.write = span_write, .state = span};
+    struct berth_parakeet_sink sink = {.write = span_write, .state = span, .readers = readers};
     if (span->lend) {
         sink.buffer = span_buffer;
     }
@@ -86,7 +86,7 @@ static enum berth_code load(const struct berth_parakeet_config *config,
     span->bytes = berth_alloc(span->length);
     span->written = berth_alloc(span->length);
     assert_true(span->bytes != NULL && span->written != NULL);
-    return berth_parakeet_weights_read(config, element, folder, readers, &sink, err);
+    return berth_parakeet_weights_read(config, element, folder, &sink, err);
 }
 
 static void drop(struct span *span)
@@ -463,7 +463,7 @@ static void test_memory(void **state)
         uint64_t live = berth_mem_bytes_live();
         uint64_t calls = berth_mem_call_count();
         berth_mem_fail_at(at, false);
-        enum berth_code code = berth_parakeet_weights_read(&tiny, BERTH_PARAKEET_BF16, folder, 1,
+        enum berth_code code = berth_parakeet_weights_read(&tiny, BERTH_PARAKEET_BF16, folder,
                                                            &sink, &err);
         berth_mem_fail_at(0, false);
         calls = berth_mem_call_count() - calls;
@@ -492,8 +492,7 @@ static void test_nano(void **state)
     span.length = berth_parakeet_weights_bytes(&config, BERTH_PARAKEET_F32);
     span.bytes = berth_alloc(span.length);
     span.written = berth_alloc(span.length);
-    if (berth_parakeet_weights_read(&config, BERTH_PARAKEET_F32, model, 2, &sink, &err) !=
-        BERTH_OK) {
+    if (berth_parakeet_weights_read(&config, BERTH_PARAKEET_F32, model, &sink, &err) != BERTH_OK) {
         fail_msg("%s", err.msg);
     }
     check_written(&config, BERTH_PARAKEET_F32, &span);

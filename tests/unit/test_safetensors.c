@@ -25,7 +25,7 @@ static void test_good(void **state)
             "0,7", 8,
             8) ","
                "\"a\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]},"
-               "\"c\":{\"dtype\":\"BF16\",\"shape\":[1,1,1,1,1,1,1,1],\"data_offsets\":[32,34]}}   ";
+               "\"c\":{\"dtype\":\"BF16\",\"shape\":[1,1,1,1,1,1,1,1],\"data_offsets\":[32,34]}}  ";
     struct berth_safetensors *file = NULL;
     struct berth_err err = {0};
     if (berth_safetensors_parse(header, strlen(header), 34, &file, &err) != BERTH_OK) {

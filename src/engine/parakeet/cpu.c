@@ -98,8 +98,9 @@ out:
 static enum berth_code load_weights(const char *device, const struct berth_parakeet_config *config,
                                     const char *folder, void *span, struct berth_err *err)
 {
-    const struct berth_parakeet_sink sink = {.write = write_weights, .state = span};
-    return berth_parakeet_weights_read(config, BERTH_PARAKEET_F32, folder, READERS_MAX, &sink, err);
+    const struct berth_parakeet_sink sink = {
+        .write = write_weights, .state = span, .readers = READERS_MAX};
+    return berth_parakeet_weights_read(config, BERTH_PARAKEET_F32, folder, &sink, err);
 }
 
 static enum berth_code write_weights(void *state, uint64_t offset, const void *source, size_t bytes,

@@ -149,13 +149,14 @@ enum berth_code berth_parakeet_weights_check(const struct berth_parakeet_config 
 
 enum berth_code berth_parakeet_weights_read(const struct berth_parakeet_config *config,
                                             enum berth_parakeet_element element, const char *folder,
-                                            uint32_t readers,
                                             const struct berth_parakeet_sink *sink,
                                             struct berth_err *err)
 {
     enum berth_code code = BERTH_OK;
     uint32_t started = 1;
-    uint32_t count = readers < 1 ? 1 : readers > READERS_MAX ? READERS_MAX : readers;
+    uint32_t count = sink->readers < 1             ? 1
+                     : sink->readers > READERS_MAX ? READERS_MAX
+                                                   : sink->readers;
     struct loading *loading = berth_alloc(sizeof(*loading));
     struct reader *all = berth_alloc(READERS_MAX * sizeof(*all));
     if (loading == NULL || all == NULL) {

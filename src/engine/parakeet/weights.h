@@ -9,8 +9,8 @@
  *       its input as [frequency][channel].
  * A missing, unknown or misshapen tensor, and a value that is no number, is refused by its name.
  */
-#ifndef BERTH_PARAKEET_WEIGHTS_H
-#define BERTH_PARAKEET_WEIGHTS_H
+#ifndef BERTH_WEIGHTS_H
+#define BERTH_WEIGHTS_H
 
 #include <stddef.h>
 #include <stdint.h>
@@ -88,12 +88,12 @@ struct berth_parakeet_sink {
      * over; NULL: the loader uses its own. */
     void *(*buffer)(void *state, uint32_t reader, size_t bytes);
     void *state;
+    uint32_t readers; /* threads that read, 1 to 16; 0: one */
 };
 
-/* Reads all weights with `readers` threads (1 to 16) through pread in pieces of at most 8 MiB. */
+/* Reads all weights with the sink's readers through pread in pieces of at most 8 MiB. */
 enum berth_code berth_parakeet_weights_read(const struct berth_parakeet_config *config,
                                             enum berth_parakeet_element element, const char *folder,
-                                            uint32_t readers,
                                             const struct berth_parakeet_sink *sink,
                                             struct berth_err *err) BERTH_MUST_USE;
 

@@ -71,10 +71,11 @@ enum berth_code berth_parakeet_cuda_weights_load(const char *device,
     BERTH_TRY(berth_gpu_parse(device, &transfer.device, err));
     BERTH_TRY(berth_gpu_use(transfer.device, err));
     transfer.lane_count = slots_take(transfer.lanes, readers_wanted());
+    sink.readers = transfer.lane_count;
     enum berth_code code = transfer_init(&transfer, err);
     if (code == BERTH_OK) {
         code = berth_parakeet_weights_read(config, BERTH_PARAKEET_BF16, folder,
-                                           transfer.lane_count, &sink, err);
+                                           &sink, err);
     }
     /* Also after an error: copies may be under way from memory that others get next. */
     enum berth_code ended = transfer_finish(&transfer, &end);
