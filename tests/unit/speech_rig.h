@@ -1,8 +1,8 @@
 /* speech_rig.h - a native speech engine's model, loaded as a worker does it, and requests that are
  * stepped until they are answered. Include it after cmocka.
  */
-#ifndef BERTH_TEST_SPEECH_RIG_H
-#define BERTH_TEST_SPEECH_RIG_H
+#ifndef BERTH_SPEECH_RIG_H
+#define BERTH_SPEECH_RIG_H
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -122,7 +122,10 @@ static void test_golden(void **state)
     static struct job alone[GOLDEN_COUNT];
     static struct job together[GOLDEN_COUNT];
     static struct golden golden;
-    static const char *const slots[] = {"12", "3"};
+    static const struct {
+        const char *slots;
+        size_t at_once;
+    } rounds[] = {{"12", 12}, {"3", 3}};
     struct rig rig;
     size_t words = 0, words_again = 0, wrong = 0, wrong_reference = 0;
     rig_must(&rig, NULL, NULL);
@@ -143,9 +146,9 @@ static void test_golden(void **state)
     assert_int_equal(wrong, wrong_reference);
     assert_true(ops->model_bytes(rig.model) > 0);
     rig_close(&rig);
-    for (size_t s = 0; s < BERTH_COUNT_OF(slots); s++) { /* together, to the bit */
-        size_t at_once = (size_t)atoi(slots[s]);
-        rig_must(&rig, "slots", slots[s]);
+    for (size_t s = 0; s < BERTH_COUNT_OF(rounds); s++) { /* together, to the bit */
+        size_t at_once = rounds[s].at_once;
+        rig_must(&rig, "slots", rounds[s].slots);
         golden_jobs(together);
         for (size_t first = 0; first < GOLDEN_COUNT; first += at_once) {
             jobs_run(&rig, together + first, at_once);

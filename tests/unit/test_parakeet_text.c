@@ -98,7 +98,8 @@ static void test_long_piece(void **state)
     for (size_t length = 1024; length <= 1025; length++) {
         struct berth_parakeet_pieces *pieces = NULL;
         struct berth_err err = {0};
-        size_t at = (size_t)snprintf(text, sizeof(text), "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"");
+        size_t at = (size_t)snprintf(text, sizeof(text),
+                                     "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"");
         memset(text + at, 'x', length);
         snprintf(text + at + length, sizeof(text) - at - length, "\":0}}}");
         assert_int_equal(read_tokenizer(text, &pieces, &err),
@@ -191,8 +192,8 @@ static void test_texts(void **state)
         struct berth_err err = {0};
         size_t count = parse_tokens(texts[i].tokens, tokens);
         size_t covered = 0;
-        assert_int_equal(berth_parakeet_transcribe(pieces, tokens, count, 100, &said, &err),
-                         BERTH_OK);
+        struct berth_parakeet_heard heard = {.tokens = tokens, .count = count, .seconds = 100};
+        assert_int_equal(berth_parakeet_transcribe(pieces, &heard, &said, &err), BERTH_OK);
         for (size_t w = 0; w < said.word_count; w++) {
             const struct berth_parakeet_word *word = &said.words[w];
             berth_buf_append(&words, said.text.bytes + word->text, word->text_bytes);
@@ -232,9 +233,9 @@ static void test_segments(void **state)
     }
     tokens[0].probability = 0;
     tokens[1].probability = NAN;
-    assert_int_equal(berth_parakeet_transcribe(pieces, tokens, BERTH_COUNT_OF(tokens), 320, &said,
-                                               &err),
-                     BERTH_OK);
+    struct berth_parakeet_heard heard = {
+        .tokens = tokens, .count = BERTH_COUNT_OF(tokens), .seconds = 320};
+    assert_int_equal(berth_parakeet_transcribe(pieces, &heard, &said, &err), BERTH_OK);
     assert_in_range(said.segment_count, 11, 12);
     for (size_t i = 0; i < said.segment_count; i++) {
         assert_true(said.segments[i].end - said.segments[i].start <= 30.0 + 1e-9);
@@ -262,9 +263,9 @@ static void test_nano(void **state)
                                                       .duration = golden.durations[k],
                                                       .probability = 1};
         }
-        assert_int_equal(berth_parakeet_transcribe(pieces, tokens, golden.token_count,
-                                                   (double)golden.samples / 16000, &said, &err),
-                         BERTH_OK);
+        struct berth_parakeet_heard heard = {.tokens = tokens, .count = golden.token_count,
+                                             .seconds = (double)golden.samples / 16000};
+        assert_int_equal(berth_parakeet_transcribe(pieces, &heard, &said, &err), BERTH_OK);
         size_t length = said.text.length;
         const char *text = berth_text_trim(berth_buf_text(&said.text), &length);
         assert_int_equal(length, strlen(golden.text));
@@ -279,14 +280,15 @@ static void test_no_memory(void **state)
     struct berth_parakeet_token tokens[16];
     struct berth_parakeet_transcript said;
     struct berth_err err = {0};
-    size_t count = parse_tokens("1@0+2 2@3+1 3@4+2 13@5+1", tokens);
+    struct berth_parakeet_heard heard = {.tokens = tokens, .seconds = 100};
+    heard.count = parse_tokens("1@0+2 2@3+1 3@4+2 13@5+1", tokens);
     struct berth_parakeet_pieces *pieces = make_pieces();
     uint64_t live = berth_mem_bytes_live();
     enum berth_code code = BERTH_UNAVAILABLE;
     for (uint64_t nth = 1; code != BERTH_OK; nth++) {
         assert_true(nth < 100);
         berth_mem_fail_at(nth, false);
-        code = berth_parakeet_transcribe(pieces, tokens, count, 100, &said, &err);
+        code = berth_parakeet_transcribe(pieces, &heard, &said, &err);
         berth_mem_fail_at(0, false);
         if (code != BERTH_OK) {
             assert_int_equal(code, BERTH_UNAVAILABLE);

@@ -307,9 +307,10 @@ static enum berth_code commit(struct berth_parakeet_row *row, size_t settled, bo
 {
     struct berth_parakeet_transcript transcript = {.word_count = 0};
     size_t done = 0;
-    BERTH_TRY(berth_parakeet_transcribe(
-        row->base->pieces, row->tokens + row->committed, settled - row->committed,
-        (double)row->audio.count / BERTH_SPEECH_RATE, &transcript, err));
+    struct berth_parakeet_heard heard = {.tokens = row->tokens + row->committed,
+                                         .count = settled - row->committed,
+                                         .seconds = (double)row->audio.count / BERTH_SPEECH_RATE};
+    BERTH_TRY(berth_parakeet_transcribe(row->base->pieces, &heard, &transcript, err));
     enum berth_code code = BERTH_OK;
     for (uint32_t i = 0; i + (all ? 0U : 1U) < transcript.segment_count && code == BERTH_OK; i++) {
         if (!commit_segment(row, &transcript, i)) {

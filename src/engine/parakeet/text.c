@@ -56,11 +56,11 @@ static enum berth_code read_map(struct reader *reader, const json_t *vocab);
 static enum berth_code read_list(struct reader *reader, const json_t *vocab);
 static enum berth_code forget_special(struct reader *reader, const json_t *list);
 static enum berth_code make_words(const struct berth_parakeet_pieces *pieces,
-                                  const struct berth_parakeet_token *tokens, size_t count,
+                                  const struct berth_parakeet_heard *heard,
                                   struct berth_parakeet_transcript *out);
 static void bound_times(struct berth_parakeet_transcript *transcript, double seconds);
 static void make_segments(struct berth_parakeet_transcript *transcript,
-                          const struct berth_parakeet_token *tokens, size_t count);
+                          const struct berth_parakeet_heard *heard);
 
 enum berth_code berth_parakeet_pieces_read(const char *folder, uint32_t vocabulary, uint32_t blank,
                                            struct berth_parakeet_pieces **out,
@@ -127,27 +127,27 @@ bool berth_parakeet_pieces_begins(const struct berth_parakeet_pieces *pieces, in
 }
 
 enum berth_code berth_parakeet_transcribe(const struct berth_parakeet_pieces *pieces,
-                                          const struct berth_parakeet_token *tokens, size_t count,
-                                          double seconds, struct berth_parakeet_transcript *out,
+                                          const struct berth_parakeet_heard *heard,
+                                          struct berth_parakeet_transcript *out,
                                           struct berth_err *err)
 {
     struct berth_parakeet_transcript transcript = {.word_count = 0};
     enum berth_code code = BERTH_OK;
-    if (count > 0) {
-        transcript.words = berth_alloc(count * sizeof(*transcript.words));
-        transcript.segments = berth_alloc(count * sizeof(*transcript.segments));
+    if (heard->count > 0) {
+        transcript.words = berth_alloc(heard->count * sizeof(*transcript.words));
+        transcript.segments = berth_alloc(heard->count * sizeof(*transcript.segments));
         code = transcript.words == NULL || transcript.segments == NULL ? BERTH_UNAVAILABLE
                                                                        : BERTH_OK;
     }
     if (code == BERTH_OK) {
-        code = make_words(pieces, tokens, count, &transcript);
+        code = make_words(pieces, heard, &transcript);
     }
     if (code != BERTH_OK) {
         berth_parakeet_transcript_drop(&transcript);
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for a transcript");
     }
-    bound_times(&transcript, seconds);
-    make_segments(&transcript, tokens, count);
+    bound_times(&transcript, heard->seconds);
+    make_segments(&transcript, heard);
     *out = transcript;
     return BERTH_OK;
 }
@@ -348,11 +348,12 @@ static void close_word(struct gathered *word, const struct berth_parakeet_token 
 }
 
 static enum berth_code make_words(const struct berth_parakeet_pieces *pieces,
-                                  const struct berth_parakeet_token *tokens, size_t count,
+                                  const struct berth_parakeet_heard *heard,
                                   struct berth_parakeet_transcript *out)
 {
+    const struct berth_parakeet_token *tokens = heard->tokens;
     struct gathered word = {.count = 0};
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < heard->count; i++) {
         const char *bytes = "";
         size_t length = piece_of(pieces, tokens[i].id, &bytes);
         if (length == 0) {
@@ -435,7 +436,7 @@ static bool is_break(const struct berth_parakeet_transcript *transcript,
 }
 
 static void make_segments(struct berth_parakeet_transcript *transcript,
-                          const struct berth_parakeet_token *tokens, size_t count)
+                          const struct berth_parakeet_heard *heard)
 {
     struct berth_parakeet_segment *segment = NULL;
     for (size_t i = 0; i < transcript->word_count; i++) {
@@ -454,13 +455,13 @@ static void make_segments(struct berth_parakeet_transcript *transcript,
         segment->text_bytes = word->text + word->text_bytes - segment->text;
     }
     if (segment != NULL) {
-        segment->token_count = count - segment->token;
+        segment->token_count = heard->count - segment->token;
     }
     for (size_t i = 0; i < transcript->segment_count; i++) {
         segment = &transcript->segments[i];
         double sum = 0;
         for (size_t k = 0; k < segment->token_count; k++) {
-            sum += logprob_of(&tokens[segment->token + k]);
+            sum += logprob_of(&heard->tokens[segment->token + k]);
         }
         segment->confidence =
             segment->token_count == 0 ? 0 : (float)(sum / (double)segment->token_count);

@@ -3,8 +3,8 @@
  * In: tokens with frame, duration and probability.   Out: UTF-8 text, words, segments with times.
  * Source of the pieces: tokenizer.json (BPE or Unigram with Metaspace), read once; hostile.
  */
-#ifndef BERTH_PARAKEET_TEXT_H
-#define BERTH_PARAKEET_TEXT_H
+#ifndef BERTH_TEXT_H
+#define BERTH_TEXT_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,12 +55,18 @@ struct berth_parakeet_transcript {
     size_t segment_count;
 };
 
-/* Words begin at a piece with a leading space; every token of a transcript with words belongs to one
- * segment. A segment ends at a sentence's end, at a pause of 1 s or more, and before 30 s.
- * `seconds` is the recording's length: no time lies past it. */
+/* What a recording, or the rest of it, says. */
+struct berth_parakeet_heard {
+    const struct berth_parakeet_token *tokens;
+    size_t count;
+    double seconds; /* of the recording: no time lies past it */
+};
+
+/* Words begin at a piece with a leading space; every token of a transcript with words belongs to
+ * one segment. A segment ends at a sentence's end, at a pause of 1 s or more, and before 30 s. */
 enum berth_code berth_parakeet_transcribe(const struct berth_parakeet_pieces *pieces,
-                                          const struct berth_parakeet_token *tokens, size_t count,
-                                          double seconds, struct berth_parakeet_transcript *out,
+                                          const struct berth_parakeet_heard *heard,
+                                          struct berth_parakeet_transcript *out,
                                           struct berth_err *err) BERTH_MUST_USE;
 void berth_parakeet_transcript_drop(struct berth_parakeet_transcript *transcript);
 

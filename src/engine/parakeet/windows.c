@@ -160,7 +160,7 @@ static bool join_at_run(const struct berth_parakeet_seam *seam, size_t left_firs
     right_count = right_count < RUN_TOKENS_MAX ? right_count : RUN_TOKENS_MAX;
     for (size_t i = left_first; i < seam->left_count; i++) {
         const struct berth_parakeet_token *left = &seam->left[i];
-        for (size_t j = right_count; j > 0; j--) { /* from the back: runs[j - 1] is the last row's */
+        for (size_t j = right_count; j > 0; j--) { /* backwards: runs[j - 1] is the last row's */
             const struct berth_parakeet_token *right = &seam->right[j - 1];
             int64_t apart = left->frame - right->frame;
             bool same = left->id == right->id && apart <= RUN_DISTANCE && apart >= -RUN_DISTANCE;
@@ -168,7 +168,8 @@ static bool join_at_run(const struct berth_parakeet_seam *seam, size_t left_firs
             size_t half = runs[j] / 2U;
             int64_t distance = middle - seam->left[i - (runs[j] > 0 ? half : 0)].frame;
             distance = distance < 0 ? -distance : distance;
-            if (runs[j] > best || (runs[j] == best && best >= RUN_MIN && distance < best_distance)) {
+            bool nearer = runs[j] == best && best >= RUN_MIN && distance < best_distance;
+            if (runs[j] > best || nearer) {
                 best = runs[j];
                 best_distance = distance;
                 *left_keep = i + 1 - half;

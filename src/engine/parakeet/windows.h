@@ -4,8 +4,8 @@
  * seconds before its end, and the tokens of both are joined where they agree.
  * Windows begin at a multiple of an encoder frame, so that frames of all windows lie on one grid.
  */
-#ifndef BERTH_PARAKEET_WINDOWS_H
-#define BERTH_PARAKEET_WINDOWS_H
+#ifndef BERTH_WINDOWS_H
+#define BERTH_WINDOWS_H
 
 #include <stdbool.h>
 #include <stddef.h>
