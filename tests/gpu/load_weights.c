@@ -73,13 +73,14 @@ int main(int argc, char **argv)
     if (berth_parakeet_config_read(argv[1], &config, &err) != BERTH_OK) {
         return fail(argv[1], &err);
     }
-    uint64_t bytes = berth_parakeet_weights_bytes(&config, BERTH_PARAKEET_BF16);
+    uint64_t bytes = berth_parakeet_weights_bytes(&config, BERTH_PARAKEET_F16);
     if (berth_span_create("cpu:0", bytes, &want, &err) != BERTH_OK ||
         berth_span_create("cpu:0", bytes, &got, &err) != BERTH_OK) {
         return fail("host memory", &err);
     }
-    struct berth_parakeet_sink sink = {.write = write_host, .state = want.address, .readers = READERS};
-    if (berth_parakeet_weights_read(&config, BERTH_PARAKEET_BF16, argv[1], &sink, &err) !=
+    struct berth_parakeet_sink sink = {
+        .write = write_host, .state = want.address, .readers = READERS};
+    if (berth_parakeet_weights_read(&config, BERTH_PARAKEET_F16, argv[1], &sink, &err) !=
         BERTH_OK) {
         return fail("reading", &err);
     }
