@@ -113,6 +113,7 @@ RIG_FN void rig_send(struct berth_worker *worker, struct berth_worker_msg *msg)
         }
     }
     rig->runs_under_way += runs;
+    msg->epoch = atomic_load(&worker->epoch);
     rig->sent[rig->sent_count++] = msg;
     if (rig->auto_all) {
         rig_end(rig, msg, RIG_MS);
@@ -380,12 +381,14 @@ RIG_FN void rig_end(struct rig *rig, struct berth_worker_msg *msg, uint64_t run_
     case BERTH_WORKER_LOAD:
         rig->loads++;
         if (msg->err.code == BERTH_OK) {
-            assert_true(rig->loaded_count < 64);
-            rig->loaded[rig->loaded_count++] =
-                (struct rig_loaded){.load_id = msg->load_id, .model = msg->model};
             msg->bytes_used = rig->load_bytes > 0 ? rig->load_bytes : msg->spec->bytes_estimate;
             msg->instance_count = rig->instances;
             msg->slots = 4;
+        }
+        if (msg->err.code == BERTH_OK && msg->epoch == atomic_load(&rig->worker.epoch)) {
+            assert_true(rig->loaded_count < 64);
+            rig->loaded[rig->loaded_count++] =
+                (struct rig_loaded){.load_id = msg->load_id, .model = msg->model};
         }
         break;
     case BERTH_WORKER_UNLOAD:

@@ -178,6 +178,24 @@ static void do_end(struct world *world)
     rig_end(rig, msg, pick_of(world, 3) * RIG_MS);
 }
 
+/* The worker's process ends: what it has loaded is gone; what it was sent may end either way. No
+ * unload follows for a load whose answer the controller sees only after that. */
+static void do_lose(struct world *world)
+{
+    struct rig *rig = &world->rig;
+    atomic_fetch_add(&rig->worker.epoch, 1);
+    berth_worker_fault_post(&rig->worker);
+    BERTH_LIST_EACH(link, &rig->sched->runtimes) {
+        struct berth_runtime *runtime = BERTH_CONTAINER_OF(link, struct berth_runtime, link);
+        BERTH_LIST_EACH(at, &runtime->copies) {
+            struct berth_copy *copy = BERTH_CONTAINER_OF(at, struct berth_copy, link);
+            if (copy->state == BERTH_COPY_LOADING && rig_loaded_find(rig, copy->load_id) != NULL) {
+                rig_forget_loaded(rig, copy->load_id);
+            }
+        }
+    }
+}
+
 static void on_admin(struct berth_post *post)
 {
     struct berth_admin *admin = BERTH_CONTAINER_OF(post, struct berth_admin, post);
@@ -219,6 +237,8 @@ static void act(struct world *world)
         do_end(world);
     } else if (what < 84) {
         do_admin(world);
+    } else if (what < 85) {
+        do_lose(world);
     } else {
         world->rig.now_ns += pick_of(world, 3000) * BERTH_NS_PER_US;
     }

@@ -12,15 +12,6 @@ static void lose_all(struct rig *rig)
     rig_turn(rig);
 }
 
-/* Ends the LOAD under way as the present process' own. */
-static void finish_load(struct rig *rig)
-{
-    struct berth_worker_msg *msg = rig_sent(rig, BERTH_WORKER_LOAD);
-    assert_non_null(msg);
-    msg->epoch = atomic_load(&rig->worker.epoch);
-    rig_finish(rig, BERTH_WORKER_LOAD, RIG_MS);
-}
-
 static void fail_first(struct rig *rig, enum berth_worker_kind kind)
 {
     struct berth_worker_msg *msg = rig_sent(rig, kind);
@@ -49,7 +40,7 @@ static void what_ran_is_answered_what_waited_runs(void **state)
     fail_first(&rig, BERTH_WORKER_RUN);
     assert_int_equal(clients[0].code, BERTH_UNAVAILABLE);
     rig_finish(&rig, BERTH_WORKER_UNLOAD, 0);
-    finish_load(&rig);
+    rig_finish(&rig, BERTH_WORKER_LOAD, RIG_MS);
     assert_int_equal(berth_model_state(model), BERTH_STATE_WARM);
     for (size_t i = 1; i < 6; i++) {
         rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
@@ -89,7 +80,7 @@ static void rows_in_slots_are_answered(void **state)
         assert_int_equal(clients[i].code, BERTH_UNAVAILABLE);
     }
     rig_finish(&rig, BERTH_WORKER_UNLOAD, 0);
-    finish_load(&rig);
+    rig_finish(&rig, BERTH_WORKER_LOAD, RIG_MS);
     while (rig_sent(&rig, BERTH_WORKER_STEP) != NULL) {
         rig_finish(&rig, BERTH_WORKER_STEP, RIG_MS);
     }
@@ -119,7 +110,7 @@ static void idle_models_are_cold_or_load_again(void **state)
             model = rig_put(&rig, spec);
             rig_begin(&rig);
             rig_turn(&rig);
-            finish_load(&rig);
+            rig_finish(&rig, BERTH_WORKER_LOAD, RIG_MS);
         } else {
             rig_begin(&rig);
             model = rig_warm(&rig, spec);
@@ -134,7 +125,7 @@ static void idle_models_are_cold_or_load_again(void **state)
             assert_int_equal(stats.bytes_models, 0);
             rig_ask(&rig, &client, model);
         }
-        finish_load(&rig);
+        rig_finish(&rig, BERTH_WORKER_LOAD, RIG_MS);
         assert_int_equal(berth_model_state(model), BERTH_STATE_WARM);
         if (keep == 0) {
             rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
@@ -160,7 +151,6 @@ static void a_load_that_comes_late_is_lost(void **state)
     assert_int_equal(client.finals, 1);
     assert_int_equal(client.code, BERTH_UNAVAILABLE);
     assert_int_equal(berth_model_state(model), BERTH_STATE_FAILED);
-    rig.loaded_count = 0; /* its worker has forgotten it */
     rig_leave(&client);
     rig_drop(model);
     rig_close(&rig);
