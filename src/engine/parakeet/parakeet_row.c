@@ -203,6 +203,14 @@ static enum berth_code append(struct berth_parakeet_row *row,
 {
     const int64_t first = (int64_t)(window->start / BERTH_PARAKEET_FRAME_SAMPLES);
     const size_t base = (size_t)index * tokens->capacity;
+    if (tokens->count[index] < 0) {
+        return berth_fail(err, BERTH_INTERNAL,
+                          "a value of the model became no number: its weights or their sums do not "
+                          "fit the device's precision");
+    }
+    if (tokens->count[index] < 0) {
+        return berth_fail(err, BERTH_INTERNAL, "a value the model came to is no number");
+    }
     const size_t count = (size_t)tokens->count[index];
     BERTH_TRY(make_room(row, count, err));
     for (size_t i = 0; i < count; i++) {
