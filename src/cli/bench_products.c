@@ -141,10 +141,10 @@ static enum berth_code room_make(const struct berth_bench_products *products,
                                  struct berth_err *err)
 {
     const struct berth_parakeet_ops *ops = products->ops;
-    size_t element = ops->element == BERTH_PARAKEET_BF16 ? 2 : sizeof(float);
+    size_t element = ops->element == BERTH_PARAKEET_F16 ? 2 : sizeof(float);
     for (size_t i = 0; i < list->count; i++) {
         size_t in_bytes = list->items[i].n * list->items[i].linear->in * element;
-        size_t out_bytes = list->items[i].n * list->items[i].linear->out * element;
+        size_t out_bytes = list->items[i].n * list->items[i].linear->out * sizeof(float);
         room->in_bytes = in_bytes > room->in_bytes ? in_bytes : room->in_bytes;
         room->out_bytes = out_bytes > room->out_bytes ? out_bytes : room->out_bytes;
     }
@@ -157,7 +157,7 @@ static enum berth_code room_make(const struct berth_bench_products *products,
     return fill(ops, room, err);
 }
 
-/* Values between 0.5 and 1 and their negatives, in either element. */
+/* Values between 1 and 2 (float32: 0.5 and 1) and their negatives. */
 static enum berth_code fill(const struct berth_parakeet_ops *ops, struct product_room *room,
                             struct berth_err *err)
 {
@@ -169,9 +169,12 @@ static enum berth_code fill(const struct berth_parakeet_ops *ops, struct product
     uint32_t state = 12345;
     for (size_t i = 0; i < PIECE / 2; i++) {
         state = state * 1664525u + 1013904223u;
-        uint16_t high = (uint16_t)(0x3f00u | ((state >> 9) & 0x7fu) | (state & 0x80000000u) >> 16);
-        bool fraction = ops->element == BERTH_PARAKEET_F32 && i % 2 == 0;
-        high = fraction ? (uint16_t)(state >> 12) : high; /* little-endian: the low half first */
+        uint32_t sign = (state & 0x80000000u) >> 16;
+        uint16_t high = (uint16_t)(0x3c00u | ((state >> 9) & 0x3ffu) | sign); /* a half's */
+        if (ops->element == BERTH_PARAKEET_F32) { /* little-endian: the low half first */
+            high = i % 2 == 0 ? (uint16_t)(state >> 12)
+                              : (uint16_t)(0x3f00u | ((state >> 9) & 0x7fu) | sign);
+        }
         memcpy(piece + 2 * i, &high, sizeof(high));
     }
     for (size_t at = 0; at < room->in_bytes; at += PIECE) {

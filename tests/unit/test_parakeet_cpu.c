@@ -52,7 +52,7 @@ static void rig_init(struct rig *rig, uint32_t samples)
         }
     }
     rig->counts = (struct berth_parakeet_counts){rig->lengths[0], rig->lengths[1], rig->lengths[2],
-                                                 rig->lengths[3], rig->lengths[4]};
+                                                 rig->lengths[3], rig->lengths[4], NULL};
 }
 
 static float next_random(void)

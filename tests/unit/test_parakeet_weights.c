@@ -101,13 +101,15 @@ static void drop(struct span *span)
 
 static float element_at(const void *values, enum berth_parakeet_element element, size_t index)
 {
-    float value;
     if (element == BERTH_PARAKEET_F32) {
         return ((const float *)values)[index];
     }
-    uint32_t bits = (uint32_t)((const uint16_t *)values)[index] << 16;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
+    const uint16_t half = ((const uint16_t *)values)[index];
+    const int exponent = half >> 10 & 31;
+    const float fraction = (float)(half & 0x3FF) * 0x1p-10F;
+    const float magnitude = exponent == 0 ? ldexpf(fraction, -14)
+                                          : ldexpf(1 + fraction, exponent - 15);
+    return half >> 15 != 0 ? -magnitude : magnitude;
 }
 
 static void check_elements(const void *values, enum berth_parakeet_element element, size_t count,
@@ -182,7 +184,7 @@ static void check_weights(const struct berth_parakeet_config *config,
     const struct berth_parakeet_layer *layer = &weights->layers[1];
     uint32_t hidden = config->hidden;
     size_t square = (size_t)hidden * hidden;
-    size_t size = element == BERTH_PARAKEET_BF16 ? 2 : 4;
+    size_t size = element == BERTH_PARAKEET_F16 ? 2 : 4;
     assert_int_equal(layer->qkv.in, hidden);
     assert_int_equal(layer->qkv.out, 3 * hidden);
     check_elements(layer->qkv.weight, element, square, "encoder.layers.1.self_attn.q_proj.weight");
@@ -267,7 +269,7 @@ static void test_forms(void **state)
                 }
                 model_write(folder, &config,
                             &(struct model_wish){.dtype = dtypes[i], .counters = biased != 0});
-                for (int element = BERTH_PARAKEET_F32; element <= BERTH_PARAKEET_BF16; element++) {
+                for (int element = BERTH_PARAKEET_F32; element <= BERTH_PARAKEET_F16; element++) {
                     struct span span = {.lend = biased == 0};
                     struct berth_err err = {0};
                     assert_int_equal(berth_parakeet_weights_check(&config, folder, &err), BERTH_OK);
@@ -295,7 +297,7 @@ static void test_pieces(void **state)
         model_write(
             folder, &config,
             &(struct model_wish){.dtype = dtype == 0 ? BERTH_DTYPE_FP32 : BERTH_DTYPE_BF16});
-        for (int element = BERTH_PARAKEET_F32; element <= BERTH_PARAKEET_BF16; element++) {
+        for (int element = BERTH_PARAKEET_F32; element <= BERTH_PARAKEET_F16; element++) {
             struct span span = {.lend = dtype == 1};
             struct berth_err err = {0};
             if (load(&config, (enum berth_parakeet_element)element, 3, &span, &err) != BERTH_OK) {
@@ -358,6 +360,16 @@ static void test_bad_files(void **state)
          {.poisoned = "joint.head.bias", .poison = 0x7FFFFFFF},
          {"'joint.head.bias' holds"},
          true},
+        {"past a half",
+         {.poisoned = "joint.head.weight", .poison = 0x477FF000},
+         {"'joint.head.weight' holds a value past 65504"},
+         true},
+        {"past a half, BF16, turned over",
+         {.dtype = BERTH_DTYPE_BF16,
+          .poisoned = "encoder.subsampling.linear.weight",
+          .poison = 0xC780},
+         {"'encoder.subsampling.linear.weight' holds a value past 65504"},
+         true},
         {"infinite, of the batch norm",
          {.poisoned = "encoder.layers.1.conv.norm.running_mean", .poison = 0x7F800000},
          {"'encoder.layers.1.conv.norm.running_mean' holds"},
@@ -381,7 +393,7 @@ static void test_bad_files(void **state)
         model_write(folder, &tiny, &cases[i].wish);
         enum berth_code checked = berth_parakeet_weights_check(&tiny, folder, &err);
         assert_int_equal(checked == BERTH_OK, cases[i].only_read);
-        enum berth_code code = load(&tiny, BERTH_PARAKEET_BF16, 2, &span, &err);
+        enum berth_code code = load(&tiny, BERTH_PARAKEET_F16, 2, &span, &err);
         drop(&span);
         assert_true(code == BERTH_INVALID || code == BERTH_UNSUPPORTED);
         assert_non_null(strstr(err.msg, "model.safetensors"));
@@ -393,7 +405,7 @@ static void test_bad_files(void **state)
     }
 }
 
-/* The largest float32 is finite, and no BF16. */
+/* The largest float32 is finite, and no half; nor is 65520, which 65504 and a half step are. */
 static void test_rounding(void **state)
 {
     struct span span = {0};
@@ -403,25 +415,31 @@ static void test_rounding(void **state)
         uint32_t from;
         uint16_t to;
     } cases[] = {
-        {0x3F808000, 0x3F80}, /* a tie, to even */
-        {0x3F818000, 0x3F82}, {0x3F808001, 0x3F81}, {0xBF807FFF, 0xBF80},
-        {0x00000001, 0x0000}, {0x80000000, 0x8000}, {0x7F7F7FFF, 0x7F7F},
+        {0x3F801000, 0x3C00}, /* a tie, to even */
+        {0x3F803000, 0x3C02}, {0x3F801001, 0x3C01}, {0xBF800FFF, 0xBC00},
+        {0x477FE000, 0x7BFF}, {0x477FEFFF, 0x7BFF}, {0xC77FEFFF, 0xFBFF},
+        {0x38800000, 0x0400}, {0x387FFFFF, 0x0400}, {0x387FC000, 0x03FF}, /* from here subnormal */
+        {0x33C00000, 0x0002}, {0x33800000, 0x0001}, {0xB3000001, 0x8001}, {0x33000000, 0x0000},
+        {0x00000001, 0x0000}, {0x80000000, 0x8000},
     };
     for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
         model_write(folder, &tiny,
                     &(struct model_wish){.poisoned = "joint.head.bias", .poison = cases[i].from});
-        assert_int_equal(load(&tiny, BERTH_PARAKEET_BF16, 1, &span, &err), BERTH_OK);
-        berth_parakeet_weights_place(&tiny, BERTH_PARAKEET_BF16, span.bytes, weights);
+        assert_int_equal(load(&tiny, BERTH_PARAKEET_F16, 1, &span, &err), BERTH_OK);
+        berth_parakeet_weights_place(&tiny, BERTH_PARAKEET_F16, span.bytes, weights);
         assert_int_equal(((const uint16_t *)weights->head.bias)[weights->head.out - 1],
                          cases[i].to);
         drop(&span);
     }
-    model_write(folder, &tiny,
-                &(struct model_wish){.poisoned = "joint.head.bias", .poison = 0x7F7FFFFF});
-    assert_int_equal(load(&tiny, BERTH_PARAKEET_F32, 1, &span, &err), BERTH_OK);
-    drop(&span);
-    assert_int_equal(load(&tiny, BERTH_PARAKEET_BF16, 1, &span, &err), BERTH_INVALID);
-    drop(&span);
+    static const uint32_t large[] = {0x7F7FFFFF, 0x477FF000, 0xC7800000};
+    for (size_t i = 0; i < BERTH_COUNT_OF(large); i++) {
+        model_write(folder, &tiny,
+                    &(struct model_wish){.poisoned = "joint.head.bias", .poison = large[i]});
+        assert_int_equal(load(&tiny, BERTH_PARAKEET_F32, 1, &span, &err), BERTH_OK);
+        drop(&span);
+        assert_int_equal(load(&tiny, BERTH_PARAKEET_F16, 1, &span, &err), BERTH_INVALID);
+        drop(&span);
+    }
     /* A subnormal half. */
     model_write(folder, &tiny,
                 &(struct model_wish){
@@ -457,13 +475,13 @@ static void test_memory(void **state)
         struct span span = {0};
         struct berth_parakeet_sink sink = {.write = span_write, .state = &span};
         struct berth_err err = {0};
-        span.length = berth_parakeet_weights_bytes(&tiny, BERTH_PARAKEET_BF16);
+        span.length = berth_parakeet_weights_bytes(&tiny, BERTH_PARAKEET_F16);
         span.bytes = berth_alloc(span.length);
         span.written = berth_alloc(span.length);
         uint64_t live = berth_mem_bytes_live();
         uint64_t calls = berth_mem_call_count();
         berth_mem_fail_at(at, false);
-        enum berth_code code = berth_parakeet_weights_read(&tiny, BERTH_PARAKEET_BF16, folder,
+        enum berth_code code = berth_parakeet_weights_read(&tiny, BERTH_PARAKEET_F16, folder,
                                                            &sink, &err);
         berth_mem_fail_at(0, false);
         calls = berth_mem_call_count() - calls;
@@ -486,7 +504,7 @@ static void test_nano(void **state)
         berth_parakeet_weights_check(&config, model, &err) != BERTH_OK) {
         fail_msg("%s", err.msg);
     }
-    assert_in_range(berth_parakeet_weights_bytes(&config, BERTH_PARAKEET_BF16), 24300000, 24600000);
+    assert_in_range(berth_parakeet_weights_bytes(&config, BERTH_PARAKEET_F16), 24300000, 24600000);
     struct span span = {0};
     struct berth_parakeet_sink sink = {.write = span_write, .state = &span};
     span.length = berth_parakeet_weights_bytes(&config, BERTH_PARAKEET_F32);

@@ -1,14 +1,16 @@
 /* backend.h - the table of operations a FastConformer needs, and the two devices that have it.
  *
- * cpu.c (plain C, float32) is the reference for every kernel; cuda/ (bf16, float32 accumulation)
- * is the fast one. encoder.c calls the table in one order for both, so there is one
+ * cpu.c (plain C, float32) is the reference for every kernel; cuda/ (half precision operands,
+ * float32 sums) is the fast one. encoder.c calls the table in one order for both, so there is one
  * structure and two sets of loops.
  *
- * Memory: every pointer is the device's; "elements" are float32 on the CPU, bf16 on CUDA. Sizes
- * are those of the bucket (struct berth_parakeet_shape); rows are padded to it, and what lies past
- * a row's own length is masked here, never trusted to be zero unless it says so. No operation
- * mixes rows (E1). Counts are int32 [rows] in device memory.
- * Errors: operations have none; a device that fails says so at finish.
+ * Memory: every pointer is the device's; "elements" are float32 on the CPU, half precision (IEEE)
+ * on CUDA; what the layers add to, the stream, is float32 on both. Sizes are those of the bucket
+ * (struct berth_parakeet_shape); rows are padded to it, and what lies past a row's own length is
+ * masked here, never trusted to be zero unless it says so. No operation mixes rows (E1). Counts are
+ * int32 [rows] in device memory.
+ * Errors: operations have none; a device that fails says so at finish. A value that does not fit
+ *         an element becomes infinite, never another number, and spoils its row: count is -1.
  * Threads: a device belongs to one instance.
  */
 #ifndef BERTH_BACKEND_H
@@ -33,19 +35,23 @@ struct berth_parakeet_shape {
 /* Row lengths on the device, each int32 [rows]. */
 struct berth_parakeet_counts {
     const int32_t *samples, *features, *half, *quarter, *frames;
+    /* int32 [rows], zero before a run; an operation after which an infinite value could pass for a
+     * number sets its row's, and decode looks. NULL: nobody is told. */
+    int32_t *spoiled;
 };
 
 enum berth_parakeet_activation { BERTH_PARAKEET_NONE, BERTH_PARAKEET_RELU, BERTH_PARAKEET_SILU };
 
 /* out = residual + scale * activation(in x weight^T + bias), n vectors. residual may be out itself;
- * NULL: none. A residual and a scale other than 1 go with NONE.
+ * NULL: none. A residual and a scale other than 1 go with NONE, and so does stream.
  * The vectors are `rows` rows of n / rows; what lies past a row's first used[row] * each of them
  * nobody reads, and it need not be computed. used NULL: all n are wanted. */
 struct berth_parakeet_linear_call {
     const struct berth_parakeet_linear *linear;
     const void *in;       /* elements [n][in] */
-    void *out;            /* elements [n][out] */
-    const void *residual; /* elements [n][out] */
+    void *out;            /* elements [n][out]; float32 with stream */
+    const void *residual; /* likewise */
+    bool stream;
     float scale;
     enum berth_parakeet_activation activation;
     uint64_t n;
@@ -65,7 +71,7 @@ struct berth_parakeet_attention_call {
 
 /* Of one row of tokens: [rows][capacity] each, but count [rows]. */
 struct berth_parakeet_tokens {
-    int32_t *count;
+    int32_t *count; /* -1: a value on the row's way was no number; it has no tokens */
     int32_t *token;
     int32_t *frame;     /* at which it was emitted */
     int32_t *duration;  /* frames it moved on by; CTC: frames the token's run lasted */
@@ -142,10 +148,10 @@ struct berth_parakeet_ops {
                             void *out);
     void (*linear)(struct berth_parakeet_device *device,
                    const struct berth_parakeet_linear_call *call);
-    /* out = norm(in), eps 1e-5, over the last of [n][hidden]. */
+    /* out = norm(in), eps 1e-5, over the last of [n][hidden]; in float32, out elements. */
     void (*norm)(struct berth_parakeet_device *device, const struct berth_parakeet_norm *norm,
                  const void *in, void *out, uint64_t n, uint32_t hidden);
-    /* through = norm first(in); out = norm second(through). through may be in. */
+    /* through = norm first(in); out = norm second(through). through may be in; both float32. */
     void (*norm_twice)(struct berth_parakeet_device *device,
                        const struct berth_parakeet_norm *first,
                        const struct berth_parakeet_norm *second, const void *in, void *through,

@@ -336,7 +336,7 @@ static void join(struct work *work)
         float *input = floats + work->sizes.input;
         for (uint32_t k = 0; k < wide; k++) {
             float sum = encoded[k] + floats[work->sizes.said + k];
-            input[k] = sum > 0 ? sum : 0;
+            input[k] = sum < 0 ? 0 : sum; /* what is no number stays so */
         }
         work->in[i] = input;
     }
@@ -364,6 +364,25 @@ static uint32_t first_maximum(const float *values, uint32_t count)
         best = values[i] > values[best] ? i : best;
     }
     return best;
+}
+
+/* False: the row's logits are not all finite, and it is given up, whatever it said before. */
+static bool logits_sound(struct work *work, uint32_t row)
+{
+    const float *logits = floats_of(work, row) + work->sizes.logits;
+    const uint32_t count = work->call->weights->head.out;
+    uint32_t seen = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, &logits[i], sizeof(bits));
+        seen |= (bits & 0x7F800000U) + 0x00800000U; /* a full exponent carries into the sign's */
+    }
+    if ((seen & 0x80000000U) == 0) {
+        return true;
+    }
+    work->lanes[row].done = true;
+    work->call->tokens.count[row] = -1;
+    return false;
 }
 
 /* Softmax of the likeliest. */
@@ -402,6 +421,9 @@ static void decide(struct work *work, uint32_t row)
     const struct berth_parakeet_config *config = work->call->config;
     const float *logits = floats_of(work, row) + work->sizes.logits;
     struct lane *lane = &work->lanes[row];
+    if (!logits_sound(work, row)) {
+        return;
+    }
     uint32_t token = first_maximum(logits, config->vocabulary);
     bool blank = token == config->blank;
     uint32_t duration = blank ? 1 : 0;
@@ -434,6 +456,9 @@ static void decide_ctc(struct work *work, uint32_t row)
     const struct berth_parakeet_tokens *tokens = &work->call->tokens;
     const float *logits = floats_of(work, row) + work->sizes.logits;
     struct lane *lane = &work->lanes[row];
+    if (!logits_sound(work, row)) {
+        return;
+    }
     uint32_t token = first_maximum(logits, config->vocabulary);
     bool blank = token == config->blank;
     if (!blank && (int32_t)token == lane->token && tokens->count[row] > 0) {

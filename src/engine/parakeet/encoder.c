@@ -19,13 +19,13 @@
 #define ALIGNMENT 256
 #define STEPS_MAX 64        /* of a decoding stage on the CPU */
 #define TOKENS_PER_FRAME 10 /* kept of a row, on average */
-#define COUNTS 5
+#define COUNTS 5 /* lengths of a row; behind them lies `spoiled` */
 #define EXTENTS 3
 
 enum buffer {
     FEATURES,  /* kept: for probes, and for runs that start there */
-    LENGTHS,   /* int32 [COUNTS][rows] */
-    HIDDEN,    /* what the layers add to */
+    LENGTHS,   /* int32 [COUNTS + 1][rows] */
+    HIDDEN,    /* the stream: what the layers add to, float32 */
     PROJECTED, /* none for CTC */
     STATE,     /* of decoding */
     TOKENS,
@@ -79,6 +79,7 @@ static void layout_run(const struct berth_parakeet_net *net,
                        const struct berth_parakeet_shape *shape, struct layout *out);
 static uint64_t element_bytes(const struct berth_parakeet_net *net);
 static enum berth_code make_positions(struct berth_parakeet_net *net, struct berth_err *err);
+static float value_of_half(uint16_t half);
 static int32_t *shared_lengths(struct berth_parakeet_run *run);
 static uint32_t *shared_stop(struct berth_parakeet_run *run);
 static void *buffer(const struct berth_parakeet_run *run, enum buffer which);
@@ -205,8 +206,8 @@ static void layout_run(const struct berth_parakeet_net *net,
 
     uint64_t end = 0;
     out->offsets[FEATURES] = place(&end, rows * padded->features * config->mels * size);
-    out->offsets[LENGTHS] = place(&end, COUNTS * rows * sizeof(int32_t));
-    out->offsets[HIDDEN] = place(&end, vectors * config->hidden);
+    out->offsets[LENGTHS] = place(&end, (COUNTS + 1) * rows * sizeof(int32_t));
+    out->offsets[HIDDEN] = place(&end, rows * padded->frames * config->hidden * sizeof(float));
     out->offsets[PROJECTED] = place(&end, vectors * config->prediction);
     out->offsets[STATE] = place(&end, net->ops->decode_state_bytes(config, shape));
     out->offsets[TOKENS] = place(&end, out->token_bytes);
@@ -222,7 +223,7 @@ static void layout_run(const struct berth_parakeet_net *net,
     out->bytes = wide_end > end ? wide_end : end;
 
     place(&out->shared_bytes, rows * padded->samples * sizeof(float));
-    out->shared_lengths = place(&out->shared_bytes, COUNTS * rows * sizeof(int32_t));
+    out->shared_lengths = place(&out->shared_bytes, (COUNTS + 1) * rows * sizeof(int32_t));
     out->shared_stop = place(&out->shared_bytes, rows * sizeof(uint32_t));
     out->shared_tokens = place(&out->shared_bytes, out->token_bytes);
 }
@@ -254,13 +255,14 @@ enum berth_code berth_parakeet_run_create(struct berth_parakeet_net *net,
                           shape->rows, shape->padded.samples);
         goto out;
     }
-    const int32_t *lengths = buffer(run, LENGTHS);
+    int32_t *lengths = buffer(run, LENGTHS);
     run->counts = (struct berth_parakeet_counts){
         .samples = lengths,
         .features = lengths + shape->rows,
         .half = lengths + 2 * (size_t)shape->rows,
         .quarter = lengths + 3 * (size_t)shape->rows,
         .frames = lengths + 4 * (size_t)shape->rows,
+        .spoiled = lengths + COUNTS * (size_t)shape->rows,
     };
     memset(run->shared + run->layout.shared_lengths, 0,
            run->layout.shared_bytes - run->layout.shared_lengths);
@@ -388,12 +390,21 @@ enum berth_code berth_parakeet_run_probe(struct berth_parakeet_run *run,
     } else if (code == BERTH_OK) {
         const uint16_t *halves = copy;
         for (uint64_t i = 0; i < count; i++) {
-            uint32_t bits = (uint32_t)halves[i] << 16;
-            memcpy(&out[i], &bits, sizeof(bits));
+            out[i] = value_of_half(halves[i]);
         }
     }
     net->ops->free_shared(net->device, copy);
     return code;
+}
+
+static float value_of_half(uint16_t half)
+{
+    const int exponent = half >> 10 & 31;
+    const float fraction = (float)(half & 0x3FF) * 0x1p-10F;
+    const float magnitude = exponent == 31  ? (fraction > 0 ? NAN : INFINITY)
+                            : exponent == 0 ? ldexpf(fraction, -14)
+                                            : ldexpf(1 + fraction, exponent - 15);
+    return (half & 0x8000) != 0 ? -magnitude : magnitude;
 }
 
 static int32_t *shared_lengths(struct berth_parakeet_run *run)
@@ -414,7 +425,7 @@ static void *buffer(const struct berth_parakeet_run *run, enum buffer which)
 static void upload_lengths(struct berth_parakeet_run *run)
 {
     run->net->ops->upload(run->net->device, buffer(run, LENGTHS), shared_lengths(run),
-                          COUNTS * run->shape.rows * sizeof(int32_t));
+                          (COUNTS + 1) * run->shape.rows * sizeof(int32_t));
 }
 
 static void upload(struct berth_parakeet_run *run)
@@ -507,6 +518,7 @@ static void run_subsampling(struct berth_parakeet_run *run)
     call.linear = &weights->subsample_out;
     call.in = b;
     call.out = buffer(run, HIDDEN);
+    call.stream = true;
     call.scale = config->scale_input ? sqrtf((float)config->hidden) : 1.0F;
     call.activation = BERTH_PARAKEET_NONE;
     call.n = (uint64_t)rows * padded->frames;
@@ -541,6 +553,7 @@ static void add_product(struct berth_parakeet_run *run, const struct berth_parak
         .in = buffer(run, in),
         .out = buffer(run, HIDDEN),
         .residual = buffer(run, HIDDEN),
+        .stream = true,
         .scale = scale,
         .n = (uint64_t)run->shape.rows * run->shape.padded.frames,
         .used = run->counts.frames,

@@ -207,7 +207,7 @@ static enum berth_code describe(struct berth_model_spec *spec, struct berth_err 
     berth_free(languages);
     BERTH_TRY(berth_speech_describe(spec, err));
     BERTH_TRY(berth_speech_slots_keep(spec, choices.slot_count, err));
-    enum berth_parakeet_element element = is_cuda() ? BERTH_PARAKEET_BF16 : BERTH_PARAKEET_F32;
+    enum berth_parakeet_element element = is_cuda() ? BERTH_PARAKEET_F16 : BERTH_PARAKEET_F32;
     spec->task = "automatic-speech-recognition";
     spec->run_mode = BERTH_RUN_STEPS;
     spec->batch_size_max = 0; /* audio has no batch dimension; rows join by steps */
@@ -440,7 +440,7 @@ static void instance_destroy(struct berth_instance *instance)
 /* The positions of every layer, made once for the longest bucket. */
 static uint64_t net_bytes(const struct berth_engine_model *model)
 {
-    const uint64_t element = model->ops->element == BERTH_PARAKEET_BF16 ? 2 : 4;
+    const uint64_t element = model->ops->element == BERTH_PARAKEET_F16 ? 2 : 4;
     const uint64_t frames = model->buckets[model->bucket_count - 1].frames;
     return model->config.layers * (2 * frames - 1) * model->config.hidden * element;
 }

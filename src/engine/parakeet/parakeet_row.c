@@ -208,9 +208,6 @@ static enum berth_code append(struct berth_parakeet_row *row,
                           "a value of the model became no number: its weights or their sums do not "
                           "fit the device's precision");
     }
-    if (tokens->count[index] < 0) {
-        return berth_fail(err, BERTH_INTERNAL, "a value the model came to is no number");
-    }
     const size_t count = (size_t)tokens->count[index];
     BERTH_TRY(make_room(row, count, err));
     for (size_t i = 0; i < count; i++) {

@@ -96,6 +96,7 @@ static enum berth_code bytes_read(struct reader *reader, const struct wanted *wa
 static enum berth_code piece_write(struct reader *reader, const struct piece *piece,
                                    enum berth_dtype to, const void *bytes);
 static enum berth_code refuse_value(struct reader *reader, const char *name);
+static enum berth_code refuse_large(struct reader *reader, const char *name);
 static uint8_t *buffer_of(struct reader *reader, uint8_t **own);
 static void *finished_buffer(struct reader *reader);
 static bool all_numbers(const void *values, enum berth_dtype dtype, size_t count);
@@ -397,8 +398,8 @@ static void *reader_main(void *argument)
 
 static enum berth_code piece_read(struct reader *reader, const struct piece *piece)
 {
-    enum berth_dtype element = reader->loading->element == BERTH_PARAKEET_BF16 ? BERTH_DTYPE_BF16
-                                                                               : BERTH_DTYPE_FP32;
+    enum berth_dtype element = reader->loading->element == BERTH_PARAKEET_F16 ? BERTH_DTYPE_FP16
+                                                                              : BERTH_DTYPE_FP32;
     switch (piece->wanted->planned.form) {
     case BERTH_PARAKEET_FORM_MATRIX:
     case BERTH_PARAKEET_FORM_ELEMENTS:
@@ -428,9 +429,11 @@ static enum berth_code piece_plain(struct reader *reader, const struct piece *pi
         return berth_fail(&reader->err, BERTH_UNAVAILABLE, "no memory to read weights into");
     }
     BERTH_TRY(bytes_read(reader, wanted, piece->start, piece->count, stored));
-    if (!all_numbers(stored, from, piece->count) ||
-        (from != to && !convert(stored, from, finished, to, piece->count))) {
+    if (!all_numbers(stored, from, piece->count)) {
         return refuse_value(reader, wanted->planned.name);
+    }
+    if (from != to && !convert(stored, from, finished, to, piece->count)) {
+        return refuse_large(reader, wanted->planned.name);
     }
     return piece_write(reader, piece, to, finished);
 }
@@ -451,9 +454,11 @@ static enum berth_code piece_frequency(struct reader *reader, const struct piece
         return berth_fail(&reader->err, BERTH_UNAVAILABLE, "no memory to read weights into");
     }
     BERTH_TRY(bytes_read(reader, wanted, piece->start, piece->count, stored));
-    if (!all_numbers(stored, wanted->stored->dtype, piece->count) ||
-        !convert(stored, wanted->stored->dtype, turned, to, piece->count)) {
+    if (!all_numbers(stored, wanted->stored->dtype, piece->count)) {
         return refuse_value(reader, wanted->planned.name);
+    }
+    if (!convert(stored, wanted->stored->dtype, turned, to, piece->count)) {
+        return refuse_large(reader, wanted->planned.name);
     }
     for (size_t row = 0; row < piece->count / width; row++) {
         for (size_t channel = 0; channel < channels; channel++) {
@@ -624,6 +629,14 @@ static enum berth_code refuse_value(struct reader *reader, const char *name)
                       reader->loading->path, name);
 }
 
+static enum berth_code refuse_large(struct reader *reader, const char *name)
+{
+    return berth_fail(&reader->err, BERTH_INVALID,
+                      "%s: the tensor '%s' holds a value past 65504, the largest of the half "
+                      "precision that a GPU takes",
+                      reader->loading->path, name);
+}
+
 static uint8_t *buffer_of(struct reader *reader, uint8_t **own)
 {
     if (*own == NULL) {
@@ -685,39 +698,44 @@ static inline uint32_t bits_of_half(uint16_t half)
     return magnitude | (uint32_t)(half & 0x8000U) << 16;
 }
 
-/* To the nearest, to the even one of two as near. */
-static inline uint16_t bfloat_of(uint32_t bits)
+/* Of a finite float: to the nearest, to the even one of two as near; infinite from 65520 on. What
+ * is below the least normal half is rounded by an addition: 0.5's last bit is a half's. */
+static inline uint16_t half_of(uint32_t bits)
 {
-    return (uint16_t)((bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
+    const uint32_t magnitude = bits & 0x7FFFFFFFU;
+    const uint32_t normal = (magnitude - 0x38000000U + 0xFFFU + (magnitude >> 13 & 1U)) >> 13;
+    const uint32_t small = bits_of(float_of(magnitude) + 0.5F) - 0x3F000000U;
+    uint32_t half = magnitude < 0x38800000U ? small : normal;
+    half = magnitude >= 0x47800000U ? 0x7C00U : half;
+    return (uint16_t)(half | (bits >> 16 & 0x8000U));
 }
 
-/* Finite numbers of one type as another, BF16 or FP32. false: one became infinite. */
+/* Finite numbers of one type as another, FP16 or FP32. false: one became infinite. */
 static bool convert(const void *from, enum berth_dtype from_dtype, void *to,
                     enum berth_dtype to_dtype, size_t count)
 {
     const uint16_t *halves = from;
     const uint32_t *words = from;
-    uint16_t *bfloats = to;
+    uint16_t *to_halves = to;
     uint32_t *floats = to;
     if (from_dtype == to_dtype) {
         memcpy(to, from, count * berth_dtype_bytes(to_dtype));
-    } else if (from_dtype == BERTH_DTYPE_BF16) {
-        for (size_t i = 0; i < count; i++) {
-            floats[i] = (uint32_t)halves[i] << 16;
-        }
-    } else if (from_dtype == BERTH_DTYPE_FP16 && to_dtype == BERTH_DTYPE_FP32) {
+    } else if (from_dtype == BERTH_DTYPE_FP16) {
         for (size_t i = 0; i < count; i++) {
             floats[i] = bits_of_half(halves[i]);
         }
-    } else if (from_dtype == BERTH_DTYPE_FP16) {
+    } else if (from_dtype == BERTH_DTYPE_BF16 && to_dtype == BERTH_DTYPE_FP32) {
         for (size_t i = 0; i < count; i++) {
-            bfloats[i] = bfloat_of(bits_of_half(halves[i]));
+            floats[i] = (uint32_t)halves[i] << 16;
+        }
+    } else if (from_dtype == BERTH_DTYPE_BF16) {
+        for (size_t i = 0; i < count; i++) {
+            to_halves[i] = half_of((uint32_t)halves[i] << 16);
         }
     } else {
         for (size_t i = 0; i < count; i++) {
-            bfloats[i] = bfloat_of(words[i]);
+            to_halves[i] = half_of(words[i]);
         }
-        return all_numbers(to, to_dtype, count);
     }
-    return true;
+    return to_dtype != BERTH_DTYPE_FP16 || all_numbers(to, to_dtype, count);
 }

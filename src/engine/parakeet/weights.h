@@ -1,13 +1,14 @@
 /* weights.h - where each weight of a model lies in its span, in the form the back ends want.
  *
  * In:   a folder's config and model.safetensors.   Out: a span filled, and a table of pointers.
- * Form: matrices are [out][in], row by row, in the back end's element (float32 on the CPU, bf16 on
+ * Form: matrices are [out][in], row by row, in the back end's element (float32 on the CPU, half on
  *       CUDA); biases of matrices in the same element; vectors marked float are float32 everywhere.
  *       Everything starts at a multiple of 256 bytes. Two things are folded while loading: the
  *       convolution module's batch norm into its depthwise weights, the LSTM's two biases into one;
  *       and depthwise weights are turned to [tap][channel], the subsampling's last matrix to take
  *       its input as [frequency][channel].
- * A missing, unknown or misshapen tensor, and a value that is no number, is refused by its name.
+ * A missing, unknown or misshapen tensor, a value that is no number, and one past what the element
+ * holds (half: 65504) is refused by its name.
  */
 #ifndef BERTH_WEIGHTS_H
 #define BERTH_WEIGHTS_H
@@ -18,7 +19,7 @@
 #include "base/err.h"
 #include "engine/parakeet/parakeet_config.h"
 
-enum berth_parakeet_element { BERTH_PARAKEET_F32, BERTH_PARAKEET_BF16 };
+enum berth_parakeet_element { BERTH_PARAKEET_F32, BERTH_PARAKEET_F16 };
 
 struct berth_parakeet_linear {
     const void *weight; /* elements [out][in] */

@@ -287,7 +287,7 @@ static uint64_t bytes_of(const struct berth_parakeet_plan *plan,
     case MATRIX:
     case ELEMENTS:
     case FREQUENCY:
-        return planned->elements * (plan->element == BERTH_PARAKEET_BF16 ? 2 : 4);
+        return planned->elements * (plan->element == BERTH_PARAKEET_F16 ? 2 : 4);
     case FLOATS:
     case TAPS:
     case CONV:

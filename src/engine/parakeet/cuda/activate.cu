@@ -13,7 +13,7 @@
 /* values [count], eight at a time and a rest. Moves 2 bytes an element in and 2 out. CPU twin:
  * the activation in cpu.c's linear. */
 static __global__ void __launch_bounds__(ACTIVATE_THREADS)
-    silu_kernel(__nv_bfloat16 *values, uint64_t count)
+    silu_kernel(__half *values, uint64_t count)
 {
     const uint64_t pieces = count / 8;
     const uint64_t first =
@@ -41,21 +41,29 @@ static __global__ void __launch_bounds__(ACTIVATE_THREADS)
         }
     }
     if (blockIdx.x == 0 && threadIdx.x < count % 8) {
-        __nv_bfloat16 *last = values + pieces * 8 + threadIdx.x;
-        *last = __float2bfloat16(silu(__bfloat162float(*last)));
+        __half *last = values + pieces * 8 + threadIdx.x;
+        *last = __float2half_rn(silu(__half2float(*last)));
     }
 }
 
-/* values [n][width] += scale x bias [width]; two elements a thread, width even. */
+/* values [n][width] += scale x bias [width]; two a thread, width even. STREAM: float32 values. */
+template <bool STREAM>
 static __global__ void __launch_bounds__(ACTIVATE_THREADS)
-    bias_kernel(uint32_t *values, const uint32_t *bias, float scale, uint64_t pairs, uint32_t width)
+    bias_kernel(void *values, const uint32_t *bias, float scale, uint64_t pairs, uint32_t width)
 {
     const uint64_t pair = (uint64_t)blockIdx.x * ACTIVATE_THREADS + threadIdx.x;
     berth_parakeet_cuda_wait();
     berth_parakeet_cuda_next();
     if (pair < pairs) {
-        const float2 add = unpack2(bias[pair % (width / 2)]), value = unpack2(values[pair]);
-        values[pair] = pack2(value.x + scale * add.x, value.y + scale * add.y);
+        const float2 add = unpack2(bias[pair % (width / 2)]);
+        const float2 value = STREAM ? ((const float2 *)values)[pair]
+                                    : unpack2(((const uint32_t *)values)[pair]);
+        const float2 sum = make_float2(value.x + scale * add.x, value.y + scale * add.y);
+        if (STREAM) {
+            ((float2 *)values)[pair] = sum;
+        } else {
+            ((uint32_t *)values)[pair] = pack2(sum.x, sum.y);
+        }
     }
 }
 
@@ -82,11 +90,12 @@ void berth_parakeet_cuda_bias(struct berth_parakeet_device *device,
     uint64_t pairs = call->n * width / 2;
     void *arguments[] = {&values, &bias, &scale, &pairs, &width};
     if (width % 2 != 0) {
-        berth_parakeet_cuda_refuse(device, "linear: no kernel for a scaled bias of", (long)width);
+        berth_parakeet_cuda_refuse(device, "linear: no kernel for a bias of", (long)width);
         return;
     }
     launch.name = "bias";
-    launch.kernel = (const void *)bias_kernel;
+    launch.kernel =
+        call->stream ? (const void *)bias_kernel<true> : (const void *)bias_kernel<false>;
     launch.grid = dim3((unsigned)((pairs + ACTIVATE_THREADS - 1) / ACTIVATE_THREADS));
     launch.block = dim3(ACTIVATE_THREADS);
     berth_parakeet_cuda_run(device, &launch, arguments);

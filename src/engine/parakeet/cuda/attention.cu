@@ -6,7 +6,7 @@
  * A block takes one head of one row and a tile of 16 x WQ queries, and walks over the keys N = KB x
  * WK at a time; a warp has 16 queries and KB keys. Softmax is computed online, in float32. Keys,
  * values and positions go to shared memory in 16-byte pieces, the next tile's while this one's are
- * used. The products are mma.sync m16n8k16, bf16 in and float32 out: every target has it.
+ * used. The products are mma.sync m16n8k16, half in and float32 out: every target has it.
  *
  * The shift. The queries i0 .. i0 + M - 1 and keys j0 .. j0 + N - 1 have M + N - 1 distances, whose
  * rows of `position` are neighbours, the farthest first: row r0 + l, r0 = position_max - i0 - M +
@@ -25,12 +25,14 @@
 #include "engine/parakeet/cuda/cuda_device.h"
 #include "engine/parakeet/cuda/kernels.cuh"
 
+#define NO_SCORE (-1e30f) /* of a key past the row's end: less than any product of halves */
+
 struct attention_args {
-    const __nv_bfloat16 *qkv;      /* [rows][frames][3][heads][D] */
-    const __nv_bfloat16 *position; /* [position_rows][heads][D] */
+    const __half *qkv;      /* [rows][frames][3][heads][D] */
+    const __half *position; /* [position_rows][heads][D] */
     const float *bias_u, *bias_v;  /* [heads][D] */
     const int32_t *count;          /* [rows] */
-    __nv_bfloat16 *out;            /* [rows][frames][heads][D] */
+    __half *out;            /* [rows][frames][heads][D] */
     int frames, heads;
     int position_max, position_rows;
     float scale; /* log2(e) / sqrt(D): the exponentials are of two */
@@ -60,7 +62,7 @@ template <int D, int WQ, int WK, int KB> struct attention_form {
 static __device__ __forceinline__ void mma(float d[4], const uint32_t a[4], uint32_t b0,
                                            uint32_t b1)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -119,7 +121,7 @@ template <int D> static __device__ __forceinline__ uint32_t piece_at(int row, in
 
 /* A matrix of which tiles are copied: D columns of rows `stride` elements apart. */
 struct tile_source {
-    const __nv_bfloat16 *from;
+    const __half *from;
     int64_t stride;
     int limit; /* rows outside 0 .. limit - 1 become zero */
 };
@@ -158,7 +160,7 @@ static __device__ __forceinline__ void queries_load(const struct attention_place
     for (int half = 0; half < 2; half++) {
         const int query = place->first + 16 * place->wq + place->group + 8 * half;
         const bool there = query < place->count;
-        const __nv_bfloat16 *from =
+        const __half *from =
             args->qkv + (place->row_at + (there ? query : 0)) * stride + place->head * D;
 #pragma unroll
         for (int k = 0; k < D / 8; k++) {
@@ -261,13 +263,14 @@ static __device__ __forceinline__ void weights_make(const struct attention_place
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float top = sums->highest[half], sum = 0.0f;
+        float top = sums->highest[half], sum = 0.0f, least = 0.0f;
 #pragma unroll
         for (int at = 0; at < KB / 4; at++) {
             float *score = &scores[at / 2][2 * half + at % 2];
             const bool mine = 8 * (at / 2) + 2 * place->quad + at % 2 < own;
-            *score = mine ? *score * place->args->scale : -INFINITY;
+            *score = mine ? *score * place->args->scale : NO_SCORE;
             top = fmaxf(top, *score);
+            least = fminf(least, *score);
         }
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
@@ -278,6 +281,7 @@ static __device__ __forceinline__ void weights_make(const struct attention_place
             *score = power_of_two(*score - top);
             sum += *score;
         }
+        sum += least == -INFINITY ? NAN : 0.0f; /* an overflow, not a weight of 0 */
         sums->highest[half] = top;
         sums->total[half] = sums->total[half] * shrink + sum;
 #pragma unroll
@@ -430,7 +434,7 @@ static __device__ __forceinline__ void attend(const struct attention_place *plac
     const struct attention_args *args = place->args;
     const uint32_t values = keys + form::keys * D * 2, positions = values + form::keys * D * 2;
     const int64_t stride = (int64_t)3 * args->heads * D;
-    const __nv_bfloat16 *from = args->qkv + place->row_at * stride + place->head * D;
+    const __half *from = args->qkv + place->row_at * stride + place->head * D;
     const struct tile_source key_source = {from + args->heads * D, stride, place->count};
     const struct tile_source value_source = {from + 2 * args->heads * D, stride, place->count};
     const struct tile_source position_source = {args->position + place->head * D,
@@ -559,12 +563,12 @@ void berth_parakeet_cuda_attention(struct berth_parakeet_device *device,
                                    (long)shape->padded.frames);
         return;
     }
-    args.qkv = (const __nv_bfloat16 *)call->qkv;
-    args.position = (const __nv_bfloat16 *)call->position;
+    args.qkv = (const __half *)call->qkv;
+    args.position = (const __half *)call->position;
     args.bias_u = call->bias_u;
     args.bias_v = call->bias_v;
     args.count = counts->frames;
-    args.out = (__nv_bfloat16 *)call->out;
+    args.out = (__half *)call->out;
     args.frames = (int)shape->padded.frames;
     args.heads = (int)call->heads;
     args.position_max = (int)call->position_max;

@@ -16,8 +16,8 @@
 #define CONVOLVE_KERNEL_MAX 31
 
 struct convolve_args {
-    const __nv_bfloat16 *in;
-    __nv_bfloat16 *out;
+    const __half *in;
+    __half *out;
     const float *weight, *bias; /* [kernel][hidden], [hidden] */
     const int32_t *count;       /* [rows] */
     int frames, hidden, kernel;
@@ -25,12 +25,12 @@ struct convolve_args {
 
 /* Four gated values of a frame; zero outside the row. */
 static __device__ __forceinline__ float4 gated(const struct convolve_args *args,
-                                               const __nv_bfloat16 *row, int frame, int count)
+                                               const __half *row, int frame, int count)
 {
     if (frame < 0 || frame >= count) {
         return make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    const __nv_bfloat16 *from = row + (int64_t)frame * 2 * args->hidden;
+    const __half *from = row + (int64_t)frame * 2 * args->hidden;
     const uint2 values = *(const uint2 *)from;
     const uint2 gates = *(const uint2 *)(from + args->hidden);
     const float2 a = unpack2(values.x), b = unpack2(values.y);
@@ -47,7 +47,7 @@ static __device__ __forceinline__ void add_weighted(float4 *sum, float4 value, f
     sum->w += value.w * weight.w;
 }
 
-static __device__ __forceinline__ void store_silu(__nv_bfloat16 *to, float4 sum, bool own)
+static __device__ __forceinline__ void store_silu(__half *to, float4 sum, bool own)
 {
     *(uint2 *)to = own ? make_uint2(pack2(silu(sum.x), silu(sum.y)),
                                     pack2(silu(sum.z), silu(sum.w)))
@@ -73,7 +73,7 @@ static __global__ void __launch_bounds__(CONVOLVE_THREADS)
         berth_parakeet_cuda_next();
         const int count = min(args.count[blockIdx.z], args.frames);
         const int64_t row_at = (int64_t)blockIdx.z * args.frames;
-        const __nv_bfloat16 *row = args.in + row_at * 2 * args.hidden + channel;
+        const __half *row = args.in + row_at * 2 * args.hidden + channel;
 #pragma unroll
         for (int at = 0; at < SPAN; at++) {
             sums[at] = bias;
@@ -115,7 +115,7 @@ static __global__ void __launch_bounds__(CONVOLVE_THREADS)
     }
     const int count = min(args.count[blockIdx.z], args.frames);
     const int64_t row_at = (int64_t)blockIdx.z * args.frames;
-    const __nv_bfloat16 *row = args.in + row_at * 2 * args.hidden + channel;
+    const __half *row = args.in + row_at * 2 * args.hidden + channel;
     float4 sum = *(const float4 *)(args.bias + channel);
     for (int tap = 0; tap < args.kernel; tap++) {
         const float4 weight = *(const float4 *)(args.weight + tap * args.hidden + channel);
@@ -152,8 +152,8 @@ void berth_parakeet_cuda_convolve(struct berth_parakeet_device *device,
                                    (long)config->kernel);
         return;
     }
-    args.in = (const __nv_bfloat16 *)in;
-    args.out = (__nv_bfloat16 *)out;
+    args.in = (const __half *)in;
+    args.out = (__half *)out;
     args.weight = conv->weight;
     args.bias = conv->bias;
     args.count = counts->frames;

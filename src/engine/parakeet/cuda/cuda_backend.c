@@ -238,7 +238,7 @@ static enum berth_code device_finish(struct berth_parakeet_device *device, struc
 
 const struct berth_parakeet_ops berth_parakeet_cuda = {
     .name = "cuda",
-    .element = BERTH_PARAKEET_BF16,
+    .element = BERTH_PARAKEET_F16,
     .open = device_open,
     .close = device_close,
     .weights_load = berth_parakeet_cuda_weights_load,

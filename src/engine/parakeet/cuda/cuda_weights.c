@@ -74,7 +74,7 @@ enum berth_code berth_parakeet_cuda_weights_load(const char *device,
     sink.readers = transfer.lane_count;
     enum berth_code code = transfer_init(&transfer, err);
     if (code == BERTH_OK) {
-        code = berth_parakeet_weights_read(config, BERTH_PARAKEET_BF16, folder,
+        code = berth_parakeet_weights_read(config, BERTH_PARAKEET_F16, folder,
                                            &sink, err);
     }
     /* Also after an error: copies may be under way from memory that others get next. */

@@ -16,7 +16,7 @@
  * the host by one block only, a step ahead of its use, and told to the others by the same key, so
  * that all decide alike. Rows that are done or did not emit are left out of the next product.
  *
- * Numbers: bf16 weights, encoder output, hidden states, prediction and relu(encoder + prediction);
+ * Numbers: half weights, encoder output, hidden states, prediction and relu(encoder + prediction);
  * float32 sums, gates, cell states and logits.
  * CPU reference: cpu_decode.c.
  */
@@ -30,7 +30,7 @@
 #define KEYS 3            /* sets of keys: one is cleared, one collected, one read */
 #define STOP_KEY (~0ull)  /* of no logit: that would be one that is no number */
 struct lstm_args {
-    const uint16_t *input, *state; /* bf16 [4 P][P] */
+    const uint16_t *input, *state; /* half [4 P][P] */
     const float *bias;             /* [4 P] */
 };
 
@@ -44,21 +44,22 @@ struct decode_args {
     bool tdt;
     int32_t durations[BERTH_PARAKEET_DURATIONS_MAX];
     struct lstm_args lstm[BERTH_PARAKEET_PREDICTION_LAYERS_MAX];
-    const uint16_t *embedding;                /* bf16 [vocabulary][P] */
-    const uint16_t *out_weight, *out_bias;    /* bf16 [P][P], [P] */
-    const uint16_t *head_weight;              /* bf16 [outputs][P] */
+    const uint16_t *embedding;                /* half [vocabulary][P] */
+    const uint16_t *out_weight, *out_bias;    /* half [P][P], [P] */
+    const uint16_t *head_weight;              /* half [outputs][P] */
     struct head_shape head;
-    const uint16_t *projected;                /* bf16 [rows][frames][P] */
+    const uint16_t *projected;                /* half [rows][frames][P] */
     const int32_t *frames_used;               /* [rows] */
+    const int32_t *spoiled;                   /* [rows]; NULL: none is */
     const volatile uint32_t *stop;            /* [rows], the host's memory */
     struct berth_parakeet_tokens out;
     /* State, zeroed before the kernel: */
     uint32_t *arrived;  /* blocks at the barrier, ever */
     key64 *keys;        /* [KEYS][rows][2]: token, duration */
     float *cell;        /* [layers][rows][P] */
-    uint16_t *hidden;   /* bf16 [layers][2][rows][P]; a row's newest is at its parity */
+    uint16_t *hidden;   /* half [layers][2][rows][P]; a row's newest is at its parity */
     /* not zeroed: */
-    uint16_t *predicted; /* bf16 [rows][P] */
+    uint16_t *predicted; /* half [rows][P] */
     float2 *sums;        /* [2][rows][tiles]: of a tile's tokens, as struct best has it */
 };
 
@@ -144,6 +145,7 @@ extern "C" bool berth_parakeet_cuda_decode(struct berth_parakeet_device *device,
     fill_state(&args, &places, call->state);
     args.projected = (const uint16_t *)call->projected;
     args.frames_used = counts->frames;
+    args.spoiled = counts->spoiled;
     args.stop = call->stop;
     args.out = call->tokens;
     const cudaError_t error = cudaMemsetAsync(call->state, 0, places.zeroed, device->stream);
@@ -359,7 +361,7 @@ static __device__ __forceinline__ void finish_unit(const struct decode_args &arg
     const float out = sigmoid_fast(gates.w + work.bias.w);
     const float c = forget * work.c + in * tanh_fast(gates.z + work.bias.z);
     __stcg(&args.cell[work.cell], c);
-    args.hidden[work.hidden] = __bfloat16_as_ushort(__float2bfloat16_rn(out * tanh_fast(c)));
+    args.hidden[work.hidden] = __half_as_ushort(__float2half_rn(out * tanh_fast(c)));
 }
 
 /* One LSTM layer for at most 8 NT rows of the list from `first` on, this block's units. Reads 16 P
@@ -608,7 +610,8 @@ static __device__ __forceinline__ int32_t advance_of(const struct decode_args &a
     return advance;
 }
 
-/* What thread r's row r makes of its keys: it stops, moves on, emits. True: it emitted, goes on.
+/* What thread r's row r makes of its keys: it stops, moves on, emits; or it is given up, because
+ * they are no numbers. True: it emitted, goes on.
  * Only the block that owns the row writes the answer. */
 static __device__ bool decide(const struct decode_args &args, struct row_states &rows,
                               const key64 *keys)
@@ -620,7 +623,12 @@ static __device__ bool decide(const struct decode_args &args, struct row_states 
         return false;
     }
     rows.steps[r]++;
-    const int32_t token = token_key != 0 ? (int32_t)key_index(token_key) : args.blank;
+    if (!key_finite(token_key) || (duration_key != 0 && !key_finite(duration_key))) {
+        rows.live[r] = false;
+        rows.count[r] = -1; /* whatever it said before */
+        return false;
+    }
+    const int32_t token = (int32_t)key_index(token_key);
     const uint32_t duration = duration_key != 0 ? key_index(duration_key) : 0;
     const int32_t frame = rows.frame[r], count = rows.count[r];
     const int32_t advance = advance_of(args, token, duration, &rows.symbols[r]);
@@ -679,10 +687,11 @@ static __device__ void begin_rows(const struct decode_args &args, struct row_sta
     bool live = false;
     if (r < args.rows) {
         const int32_t frames = min(args.frames_used[r], (int32_t)args.frames);
-        live = frames > 0;
+        const bool spoiled = args.spoiled != NULL && args.spoiled[r] != 0;
+        live = frames > 0 && !spoiled;
         rows.frame[r] = 0;
         rows.frames[r] = frames;
-        rows.count[r] = 0;
+        rows.count[r] = frames > 0 && spoiled ? -1 : 0;
         rows.symbols[r] = 0;
         rows.steps[r] = 0;
         rows.token[r] = args.blank;

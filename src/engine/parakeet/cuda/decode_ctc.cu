@@ -7,14 +7,16 @@
 #include "engine/parakeet/cuda/product.cuh"
 
 #define CTC_FRAMES 32 /* of a block */
+#define SPOILED (-2)  /* best token of a frame whose logits are no numbers */
 
 struct ctc_args {
     uint32_t rows, frames, hidden, capacity;
     int32_t blank;
     struct head_shape head;
-    const uint16_t *weight;          /* bf16 [vocabulary][hidden] */
-    const uint16_t *encoded;         /* bf16 [rows][frames][hidden] */
+    const uint16_t *weight;          /* half [vocabulary][hidden] */
+    const uint16_t *encoded;         /* half [rows][frames][hidden] */
     const int32_t *frames_used;      /* [rows] */
+    const int32_t *spoiled;          /* [rows]; NULL: none is */
     const volatile uint32_t *stop;   /* [rows], the host's memory */
     struct berth_parakeet_tokens out;
     int32_t *best_token;             /* [rows][frames] */
@@ -41,6 +43,7 @@ void berth_parakeet_cuda_decode_ctc(struct berth_parakeet_device *device,
     args.weight = (const uint16_t *)call->weights->head.weight;
     args.encoded = (const uint16_t *)call->projected;
     args.frames_used = counts->frames;
+    args.spoiled = counts->spoiled;
     args.stop = call->stop;
     args.out = call->tokens;
     args.best_token = (int32_t *)call->state;
@@ -121,7 +124,8 @@ static __global__ void __launch_bounds__(THREADS)
         struct best whole = seen[0][threadIdx.x];
         keep_best(&whole, seen[1][threadIdx.x]);
         const size_t at = (size_t)row * args.frames + (size_t)frame;
-        args.best_token[at] = (int32_t)key_index(whole.token);
+        args.best_token[at] =
+            key_finite(whole.token) ? (int32_t)key_index(whole.token) : SPOILED;
         args.best_probability[at] = 1.0f / whole.sum.y;
     }
 }
@@ -160,6 +164,7 @@ static __global__ void __launch_bounds__(32)
     const int32_t frames = used > 0 && __shfl_sync(FULL, stop, 0) == 0 ? used : 0;
     const size_t base = (size_t)row * args.frames;
     int32_t count = 0;
+    bool spoiled = frames > 0 && args.spoiled != NULL && args.spoiled[row] != 0;
     struct run run = {-1, 0, 0.0f};
     for (int32_t begin = 0; begin <= frames; begin += 32) {
         const int32_t mine = begin + (int32_t)lane;
@@ -170,6 +175,7 @@ static __global__ void __launch_bounds__(32)
         for (int32_t i = 0; i < 32 && begin + i <= frames; i++) {
             const int32_t token = __shfl_sync(FULL, tokens, i);
             const float chance = __shfl_sync(FULL, chances, i);
+            spoiled = spoiled || token == SPOILED;
             if (token == run.token) {
                 run.best = chance > run.best ? chance : run.best;
                 continue;
@@ -181,7 +187,7 @@ static __global__ void __launch_bounds__(32)
         }
     }
     if (lane == 0) {
-        args.out.count[row] = count;
+        args.out.count[row] = spoiled ? -1 : count;
         args.out.steps[row] = frames;
     }
 }

@@ -8,8 +8,8 @@
  * are the whole matrix. The tables (twiddles, window, filters) are made by every block for itself
  * before it waits for the kernel ahead of it; it is less work than keeping them somewhere.
  * moments: mean and deviation of each mel over the row's frames, in two passes as the reference,
- * in an order that knows neither the padding nor the other rows (E1). normalise: to bf16, zero past
- * the row's frames.
+ * in an order that knows neither the padding nor the other rows (E1). normalise: to halves, zero
+ * past the row's frames.
  *
  * Between them lie float32 log-mels, [rows][features][mels], in memory this file keeps: it grows
  * at the first call of a larger shape, which may be while recording (the capture is relaxed, so
@@ -45,7 +45,7 @@ struct features_args {
     const int32_t *features_used; /* [rows] */
     float *log_mel;               /* [rows][features][mels] */
     float *moments;               /* [rows][2][mels]: mean; deviation + 1e-5 */
-    uint4 *out;                   /* bf16 [rows][features][mels] */
+    uint4 *out;                   /* half [rows][features][mels] */
     uint32_t rows, samples, features, mels;
     uint32_t frames_a_block; /* of log_mel; a multiple of FRAME_WARPS */
     float preemphasis;
@@ -82,6 +82,7 @@ static float *scratch(struct berth_parakeet_device *device, size_t bytes);
 static void features_close(struct berth_parakeet_device *device);
 static void launch_all(struct berth_parakeet_device *device, struct features_args *args);
 
+/* lib-shaped */
 extern "C" void berth_parakeet_cuda_features(struct berth_parakeet_device *device,
                                              const struct berth_parakeet_config *config,
                                              const struct berth_parakeet_shape *shape,

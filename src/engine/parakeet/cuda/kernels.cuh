@@ -1,14 +1,14 @@
 /* kernels.cuh - small device functions that the kernels of this folder share.
  *
- * bf16 in 16-byte pieces, sums over a warp, and the two instructions by which a kernel overlaps the
- * one before it (programmatic dependent launch; compute capability 9.0 on, nothing before).
+ * Halves in 16-byte pieces, sums over a warp, and the two instructions by which a kernel overlaps
+ * the one before it (programmatic dependent launch; compute capability 9.0 on, nothing before).
  */
 #ifndef BERTH_KERNELS_H
 #define BERTH_KERNELS_H
 
 #include <stdint.h>
 
-#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 /* Waits until all kernels before this one have ended and their writes are seen. Every thread calls
@@ -31,13 +31,13 @@ static __device__ __forceinline__ void berth_parakeet_cuda_next(void)
 
 static __device__ __forceinline__ float2 unpack2(uint32_t pair)
 {
-    /* A bf16 is the upper half of a float. */
-    return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    return __half22float2(*(const __half2 *)&pair);
 }
 
+/* To the nearest. What is past 65504 becomes infinite, so that it is not a wrong number later. */
 static __device__ __forceinline__ uint32_t pack2(float low, float high)
 {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    const __half2 pair = __floats2half2_rn(low, high);
     return *(const uint32_t *)&pair;
 }
 
@@ -67,6 +67,13 @@ static __device__ __forceinline__ float sigmoid(float x)
     return __fdividef(1.0f, 1.0f + __expf(-x));
 }
 
+/* Whether it is a number in half precision too; 65520 is the first that is not. */
+static __device__ __forceinline__ bool fits_half(float x)
+{
+    return fabsf(x) < 65520.0f;
+}
+
+/* x * sigmoid(x); of minus infinity no number, not 0. */
 static __device__ __forceinline__ float silu(float x)
 {
     return x * sigmoid(x);

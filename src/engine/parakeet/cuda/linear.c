@@ -1,8 +1,8 @@
-/* linear.c - matrix products by cublasLt: bf16 in and out, float32 sums.
+/* linear.c - matrix products by cublasLt: halves in, halves or the float32 stream out.
  *
  * Row by row, out [n][out] = in [n][in] x weight [out][in]^T; cublasLt counts columns first, so it
- * is asked for out^T = weight x in^T. Bias and ReLU are its epilogues, a residual is its C (often D
- * itself), SiLU a kernel of ours afterwards.
+ * is asked for out^T = weight x in^T, with sums in float32. Bias and ReLU are its epilogues, a
+ * residual is its C (often D itself); SiLU, and the bias of the stream, are kernels of ours after.
  *
  * The algorithm of a product is chosen once in a process, for all devices' users alike (L7): the
  * heuristic's candidates are timed with weights that are not in the cache, as in a real pass, in a
@@ -28,7 +28,7 @@ struct linear_key {
     uint32_t in, out;
     int ordinal;
     uint32_t epilogue;
-    uint32_t residual;
+    bool residual, stream;
 };
 
 struct linear_choice {
@@ -59,6 +59,7 @@ struct linear_bench {
     uint32_t copies, repeats;
 };
 
+static bool bias_joins(const struct berth_parakeet_linear_call *call);
 static cublasStatus_t product_make(const struct berth_parakeet_device *device,
                                    const struct berth_parakeet_linear_call *call,
                                    struct linear_product *out);
@@ -109,7 +110,7 @@ void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
         }
     }
     product_finish(&product);
-    if (linear->bias != NULL && call->scale != 1.0f) {
+    if (linear->bias != NULL && !bias_joins(call)) {
         berth_parakeet_cuda_bias(device, call);
     }
     if (call->activation == BERTH_PARAKEET_SILU) {
@@ -125,9 +126,16 @@ uint32_t berth_parakeet_cuda_algorithm_count(void)
     return count;
 }
 
-static cublasStatus_t layout_make(cublasLtMatrixLayout_t *out, uint64_t rows, uint64_t columns)
+/* Whether the bias is the epilogue's: that scales before it, and takes one of the output's type. */
+static bool bias_joins(const struct berth_parakeet_linear_call *call)
 {
-    return cublasLtMatrixLayoutCreate(out, CUDA_R_16BF, rows, columns, (int64_t)rows);
+    return call->scale == 1.0f && !call->stream;
+}
+
+static cublasStatus_t layout_make(cublasLtMatrixLayout_t *out, cudaDataType_t type, uint64_t rows,
+                                  uint64_t columns)
+{
+    return cublasLtMatrixLayoutCreate(out, type, rows, columns, (int64_t)rows);
 }
 
 static cublasStatus_t attribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which,
@@ -142,7 +150,8 @@ static cublasStatus_t product_make(const struct berth_parakeet_device *device,
 {
     const struct berth_parakeet_linear *linear = call->linear;
     const cublasOperation_t turned = CUBLAS_OP_T;
-    const bool bias = linear->bias != NULL && call->scale == 1.0f;
+    const cudaDataType_t out_type = call->stream ? CUDA_R_32F : CUDA_R_16F;
+    const bool bias = linear->bias != NULL && bias_joins(call);
     cublasLtEpilogue_t epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     if (call->activation == BERTH_PARAKEET_RELU) {
         epilogue = bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
@@ -152,7 +161,8 @@ static cublasStatus_t product_make(const struct berth_parakeet_device *device,
                                    .out = linear->out,
                                    .ordinal = device->ordinal,
                                    .epilogue = (uint32_t)epilogue,
-                                   .residual = call->residual != NULL};
+                                   .residual = call->residual != NULL,
+                                   .stream = call->stream};
     out->alpha = call->scale;
     out->beta = call->residual != NULL ? 1.0f : 0.0f;
     cublasStatus_t status = cublasLtMatmulDescCreate(&out->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
@@ -167,13 +177,13 @@ static cublasStatus_t product_make(const struct berth_parakeet_device *device,
                            sizeof(linear->bias));
     }
     if (status == CUBLAS_STATUS_SUCCESS) {
-        status = layout_make(&out->weight, linear->in, linear->out);
+        status = layout_make(&out->weight, CUDA_R_16F, linear->in, linear->out);
     }
     if (status == CUBLAS_STATUS_SUCCESS) {
-        status = layout_make(&out->in, linear->in, call->n);
+        status = layout_make(&out->in, CUDA_R_16F, linear->in, call->n);
     }
     if (status == CUBLAS_STATUS_SUCCESS) {
-        status = layout_make(&out->out, linear->out, call->n);
+        status = layout_make(&out->out, out_type, linear->out, call->n);
     }
     return status;
 }
@@ -197,7 +207,7 @@ static void product_finish(struct linear_product *product)
 static bool keys_equal(const struct linear_key *a, const struct linear_key *b)
 {
     return a->n == b->n && a->in == b->in && a->out == b->out && a->ordinal == b->ordinal &&
-           a->epilogue == b->epilogue && a->residual == b->residual;
+           a->epilogue == b->epilogue && a->residual == b->residual && a->stream == b->stream;
 }
 
 static bool choice_find(const struct linear_key *key, cublasLtMatmulAlgo_t *out)
@@ -332,7 +342,7 @@ static bool bench_make(struct berth_parakeet_device *device, const struct linear
     const double repeats = TARGET_FLOPS / flops;
     const size_t workspace = BERTH_PARAKEET_CUDA_WORKSPACE_BYTES;
     const size_t in_bytes = round_up(key->n * key->in * 2);
-    const size_t out_bytes = round_up(key->n * key->out * 2);
+    const size_t out_bytes = round_up(key->n * key->out * (key->stream ? 4 : 2));
     bench->repeats = repeats < 3 ? 3 : repeats > REPEATS_MAX ? REPEATS_MAX : (uint32_t)repeats;
     bench->weight_bytes = round_up((size_t)key->in * key->out * 2);
     const uint64_t copies = 2 * (uint64_t)device->l2_bytes / bench->weight_bytes + 1;

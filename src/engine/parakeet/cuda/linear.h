@@ -11,12 +11,12 @@
 extern "C" {
 #endif
 
-/* In place, on bf16. */
+/* In place, on elements. */
 void berth_parakeet_cuda_silu(struct berth_parakeet_device *device, void *values, uint64_t count);
-/* Adds scale x bias to the call's output. */
+/* Adds scale x bias to the call's output, of either type. */
 void berth_parakeet_cuda_bias(struct berth_parakeet_device *device,
                               const struct berth_parakeet_linear_call *call);
-/* Fills memory with bf16 numbers between -1 and 1. */
+/* Fills memory with halves between -1 and 1. */
 cudaError_t berth_parakeet_cuda_noise(void *to, size_t bytes, uint32_t seed, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -1,8 +1,9 @@
 /* norm.cu - layer norm over the last dimension, once or twice in one pass over memory.
  *
- * Mean and variance are float32, in two passes over registers: a vector is read once and kept. A
- * vector has one warp (many vectors: no barrier, four loads in flight a lane) or a block of four
- * warps (few vectors, where time is latency; or wide ones).
+ * The stream is float32, four in a load; what a module reads is halves, four in a store. Mean and
+ * variance are float32, in two passes over registers: a vector is read once and kept. A vector has
+ * one warp (many vectors: no barrier, eight loads in flight a lane) or a block of four warps (few
+ * vectors, where time is latency; or wide ones).
  */
 #include "engine/parakeet/cuda/cuda_device.h"
 #include "engine/parakeet/cuda/kernels.cuh"
@@ -10,11 +11,12 @@
 #define NORM_EPSILON 1e-5f
 #define NORM_THREADS 128
 #define NORM_HIDDEN_MAX 4096
+#define NORM_HELD 2 /* pieces a thread whose weights are held in registers */
 
 struct norm_args {
-    const uint4 *in;  /* [n][pieces], each eight bf16 */
-    uint4 *through;   /* the first norm's; NULL: there is one norm only */
-    uint4 *out;       /* the last norm's */
+    const float4 *in; /* [n][pieces] */
+    float4 *through;  /* the first norm's; NULL: there is one norm only */
+    uint2 *out;       /* the last norm's, four halves a piece */
     const float *gamma, *beta;               /* of the first norm */
     const float *second_gamma, *second_beta; /* NULL: there is one norm only */
     uint32_t n, pieces;
@@ -41,20 +43,23 @@ static __device__ __forceinline__ float vector_sum(float value, float *row)
     return sum;
 }
 
-/* Of one norm. held: gamma and beta of the thread's first piece, two vectors of four each. */
-struct norm_weights {
+/* Of one norm. held: gamma and beta of the thread's pieces. */
+template <int PIECES> struct norm_weights {
     const float4 *gamma, *beta;
-    float4 held[4];
+    float4 held[PIECES][2];
 };
 
-static __device__ __forceinline__ void weights_hold(struct norm_weights *weights, uint32_t piece,
+template <int WARPS, int PIECES>
+static __device__ __forceinline__ void weights_hold(struct norm_weights<PIECES> *weights,
                                                     uint32_t pieces)
 {
-    if (piece < pieces) {
-        weights->held[0] = weights->gamma[2 * piece];
-        weights->held[1] = weights->gamma[2 * piece + 1];
-        weights->held[2] = weights->beta[2 * piece];
-        weights->held[3] = weights->beta[2 * piece + 1];
+#pragma unroll
+    for (int at = 0; at < PIECES; at++) {
+        const uint32_t piece = threadIdx.x % (WARPS * 32) + at * WARPS * 32;
+        if (piece < pieces) {
+            weights->held[at][0] = weights->gamma[piece];
+            weights->held[at][1] = weights->beta[piece];
+        }
     }
 }
 
@@ -70,16 +75,16 @@ static __device__ __forceinline__ void apply4(float *values, float factor, float
 /* Mean to 0 and variance to 1 of what the thread has of the vector: pieces thread, thread + WARPS *
  * 32, ... Returns the factor, not applied yet; shared has two rows of WARPS floats. */
 template <int WARPS, int PIECES>
-static __device__ __forceinline__ float centre(float values[PIECES][8], uint32_t pieces,
+static __device__ __forceinline__ float centre(float values[PIECES][4], uint32_t pieces,
                                                float *shared)
 {
     const uint32_t thread = threadIdx.x % (WARPS * 32);
-    const float over = 1.0f / (float)(pieces * 8);
+    const float over = 1.0f / (float)(pieces * 4);
     float sum = 0.0f, squares = 0.0f;
 #pragma unroll
     for (int at = 0; at < PIECES; at++) {
 #pragma unroll
-        for (int e = 0; e < 8; e++) {
+        for (int e = 0; e < 4; e++) {
             sum += values[at][e]; /* zero past the vector's end */
         }
     }
@@ -88,7 +93,7 @@ static __device__ __forceinline__ float centre(float values[PIECES][8], uint32_t
     for (int at = 0; at < PIECES; at++) {
         const bool there = thread + at * WARPS * 32 < pieces;
 #pragma unroll
-        for (int e = 0; e < 8; e++) {
+        for (int e = 0; e < 4; e++) {
             values[at][e] = there ? values[at][e] - mean : 0.0f;
             squares += values[at][e] * values[at][e];
         }
@@ -96,61 +101,71 @@ static __device__ __forceinline__ float centre(float values[PIECES][8], uint32_t
     return rsqrtf(vector_sum<WARPS>(squares, shared + WARPS) * over + NORM_EPSILON);
 }
 
-/* With what is held, if a thread has one piece; else with what it reads for each. */
+/* With what is held, if a thread has two pieces; else with what it reads for each. */
 template <int WARPS, int PIECES>
-static __device__ __forceinline__ void apply(float values[PIECES][8], float factor,
-                                             struct norm_weights *weights, uint32_t pieces)
+static __device__ __forceinline__ void apply(float values[PIECES][4], float factor,
+                                             const struct norm_weights<PIECES> *weights,
+                                             uint32_t pieces)
 {
-    const uint32_t thread = threadIdx.x % (WARPS * 32);
 #pragma unroll
     for (int at = 0; at < PIECES; at++) {
-        const uint32_t piece = thread + at * WARPS * 32;
-        if (PIECES != 1) {
-            weights_hold(weights, piece, pieces);
-        }
-        if (piece < pieces) {
-            apply4(values[at], factor, weights->held[0], weights->held[2]);
-            apply4(values[at] + 4, factor, weights->held[1], weights->held[3]);
+        const uint32_t piece = threadIdx.x % (WARPS * 32) + at * WARPS * 32;
+        if (piece < pieces && PIECES <= NORM_HELD) {
+            apply4(values[at], factor, weights->held[at][0], weights->held[at][1]);
+        } else if (piece < pieces) {
+            apply4(values[at], factor, weights->gamma[piece], weights->beta[piece]);
         }
     }
 }
 
 template <int WARPS, int PIECES>
-static __device__ __forceinline__ void vector_store(const float values[PIECES][8], uint4 *to,
+static __device__ __forceinline__ void stream_store(const float values[PIECES][4], float4 *to,
                                                     uint32_t pieces)
 {
-    const uint32_t thread = threadIdx.x % (WARPS * 32);
 #pragma unroll
     for (int at = 0; at < PIECES; at++) {
-        const uint32_t piece = thread + at * WARPS * 32;
+        const uint32_t piece = threadIdx.x % (WARPS * 32) + at * WARPS * 32;
         if (piece < pieces) {
-            to[piece] = pack8(values[at]);
+            to[piece] = make_float4(values[at][0], values[at][1], values[at][2], values[at][3]);
         }
     }
 }
 
-/* in [n][8 pieces] -> out, and through when there are two norms. 128 threads a block, WARPS of its
- * warps a vector. Moves 2 bytes an element in and 2 (4) out. CPU twin: norm, norm_twice of cpu.c.
- * The second norm takes the first's results as they are, before they are rounded to bf16. With one
- * piece a thread, gamma and beta are on their way before the kernel before this one has ended; with
- * more, registers are for more blocks at once. */
 template <int WARPS, int PIECES>
-static __global__ void __launch_bounds__(NORM_THREADS, PIECES == 1 ? 8 : 5)
+static __device__ __forceinline__ void halves_store(const float values[PIECES][4], uint2 *to,
+                                                    uint32_t pieces)
+{
+#pragma unroll
+    for (int at = 0; at < PIECES; at++) {
+        const uint32_t piece = threadIdx.x % (WARPS * 32) + at * WARPS * 32;
+        if (piece < pieces) {
+            to[piece] = make_uint2(pack2(values[at][0], values[at][1]),
+                                   pack2(values[at][2], values[at][3]));
+        }
+    }
+}
+
+/* in [n][4 pieces] -> out, and through when there are two norms. 128 threads a block, WARPS of its
+ * warps a vector. Moves 4 bytes an element in and 2 (6) out. CPU twin: norm, norm_twice of cpu.c.
+ * With two pieces a thread, gamma and beta are on their way before the kernel before this one has
+ * ended; with more, registers are for more blocks at once. */
+template <int WARPS, int PIECES>
+static __global__ void __launch_bounds__(NORM_THREADS, PIECES <= NORM_HELD ? 8 : 5)
     norm_kernel(const __grid_constant__ struct norm_args args)
 {
     __shared__ float shared[4][WARPS];
     const uint32_t vector = blockIdx.x * (NORM_THREADS / 32 / WARPS) + threadIdx.x / (WARPS * 32);
     const uint32_t thread = threadIdx.x % (WARPS * 32);
     const bool twice = args.through != nullptr;
-    float values[PIECES][8];
-    struct norm_weights first = {(const float4 *)args.gamma, (const float4 *)args.beta, {}};
-    struct norm_weights second = {(const float4 *)args.second_gamma,
-                                  (const float4 *)args.second_beta,
-                                  {}};
-    if (PIECES == 1) {
-        weights_hold(&first, thread, args.pieces);
+    float values[PIECES][4];
+    struct norm_weights<PIECES> first = {(const float4 *)args.gamma, (const float4 *)args.beta, {}};
+    struct norm_weights<PIECES> second = {(const float4 *)args.second_gamma,
+                                          (const float4 *)args.second_beta,
+                                          {}};
+    if (PIECES <= NORM_HELD) {
+        weights_hold<WARPS, PIECES>(&first, args.pieces);
         if (twice) {
-            weights_hold(&second, thread, args.pieces);
+            weights_hold<WARPS, PIECES>(&second, args.pieces);
         }
     }
     berth_parakeet_cuda_wait();
@@ -162,17 +177,23 @@ static __global__ void __launch_bounds__(NORM_THREADS, PIECES == 1 ? 8 : 5)
 #pragma unroll
     for (int at = 0; at < PIECES; at++) {
         const uint32_t piece = thread + at * WARPS * 32;
-        const uint4 got = piece < args.pieces ? args.in[start + piece] : make_uint4(0, 0, 0, 0);
-        unpack8(got, values[at]);
+        float4 got = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (piece < args.pieces) {
+            got = args.in[start + piece];
+        }
+        values[at][0] = got.x;
+        values[at][1] = got.y;
+        values[at][2] = got.z;
+        values[at][3] = got.w;
     }
     float factor = centre<WARPS, PIECES>(values, args.pieces, shared[0]);
     apply<WARPS, PIECES>(values, factor, &first, args.pieces);
     if (twice) {
-        vector_store<WARPS, PIECES>(values, args.through + start, args.pieces);
+        stream_store<WARPS, PIECES>(values, args.through + start, args.pieces);
         factor = centre<WARPS, PIECES>(values, args.pieces, shared[2]);
         apply<WARPS, PIECES>(values, factor, &second, args.pieces);
     }
-    vector_store<WARPS, PIECES>(values, args.out + start, args.pieces);
+    halves_store<WARPS, PIECES>(values, args.out + start, args.pieces);
 }
 
 template <int WARPS, int PIECES>
@@ -196,16 +217,16 @@ static void run(struct berth_parakeet_device *device, struct norm_args *args, ui
         return;
     }
     args->n = (uint32_t)n;
-    args->pieces = hidden / 8;
+    args->pieces = hidden / 4;
     const bool few = n <= 8u * (uint64_t)device->sm_count;
     if (hidden <= 256) {
-        launch<1, 1>(device, args);
+        launch<1, 2>(device, args);
     } else if (hidden <= 1024 && !few) {
-        launch<1, 4>(device, args);
+        launch<1, 8>(device, args);
     } else if (hidden <= 1024) {
-        launch<4, 1>(device, args);
+        launch<4, 2>(device, args);
     } else {
-        launch<4, 4>(device, args);
+        launch<4, 8>(device, args);
     }
 }
 
@@ -215,8 +236,8 @@ void berth_parakeet_cuda_norm(struct berth_parakeet_device *device,
                               uint64_t n, uint32_t hidden)
 {
     struct norm_args args = {};
-    args.in = (const uint4 *)in;
-    args.out = (uint4 *)out;
+    args.in = (const float4 *)in;
+    args.out = (uint2 *)out;
     args.gamma = norm->gamma;
     args.beta = norm->beta;
     run(device, &args, n, hidden);
@@ -229,9 +250,9 @@ void berth_parakeet_cuda_norm_twice(struct berth_parakeet_device *device,
                                     void *through, void *out, uint64_t n, uint32_t hidden)
 {
     struct norm_args args = {};
-    args.in = (const uint4 *)in;
-    args.through = (uint4 *)through;
-    args.out = (uint4 *)out;
+    args.in = (const float4 *)in;
+    args.through = (float4 *)through;
+    args.out = (uint2 *)out;
     args.gamma = first->gamma;
     args.beta = first->beta;
     args.second_gamma = second->gamma;

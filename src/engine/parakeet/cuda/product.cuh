@@ -21,6 +21,7 @@
 #define PART_STRIDE (TILE + 4) /* floats of a column's parts: no two lanes meet in one bank */
 #define NO_ROW 0xffffffffu
 #define FULL 0xffffffffu       /* all lanes */
+#define NO_NUMBER 0xfffffffeu  /* in a key, above infinity's and below what no logit has */
 #define ITEMS(NT) ((TILES_AT_ONCE * (NT)*32 + THREADS - 1) / THREADS) /* of a thread */
 
 typedef unsigned long long key64; /* what atomicMax wants */
@@ -30,8 +31,8 @@ typedef unsigned long long key64; /* what atomicMax wants */
 enum product_kind { PLAIN, SUM_OF_TWO, CONCATENATED };
 
 struct product {
-    const uint16_t *weight[2]; /* bf16 [outputs][length] */
-    const uint16_t *in[2];     /* bf16 */
+    const uint16_t *weight[2]; /* half [outputs][length] */
+    const uint16_t *in[2];     /* half */
     uint32_t length;           /* a multiple of 8 */
 };
 
@@ -56,7 +57,7 @@ struct best {
 
 /* Outputs and rows of a head. */
 struct head_shape {
-    const uint16_t *bias; /* bf16 [outputs]; NULL: none */
+    const uint16_t *bias; /* half [outputs]; NULL: none */
     uint32_t vocabulary, outputs; /* tokens; tokens and durations */
 };
 
@@ -73,26 +74,34 @@ static inline size_t part_bytes(uint32_t columns)
     return (size_t)WARPS * TILES_AT_ONCE * columns * PART_STRIDE * sizeof(float);
 }
 
-static __device__ __forceinline__ float from_bf16(uint16_t bits)
+static __device__ __forceinline__ float from_half(uint16_t bits)
 {
-    return __uint_as_float((uint32_t)bits << 16);
+    return __half2float(__ushort_as_half(bits));
 }
 
-/* relu(a + b) of two pairs, rounded once. */
+/* relu(a + b) of two pairs, rounded once; what is no number stays so. */
 static __device__ __forceinline__ uint32_t relu_sum(uint32_t a, uint32_t b)
 {
     const float2 x = unpack2(a), y = unpack2(b);
-    return pack2(fmaxf(x.x + y.x, 0.0f), fmaxf(x.y + y.y, 0.0f));
+    const float low = x.x + y.x, high = x.y + y.y;
+    return pack2(low < 0.0f ? 0.0f : low, high < 0.0f ? 0.0f : high);
 }
 
 /* A key is the greater the higher the logit, and at equal logits the lower the index; never 0. What
- * is no number is the least; the sum of its tile is no number either, nor the probability (P4). */
+ * is no number is the greatest, so that it is seen (P4). */
 static __device__ __forceinline__ key64 key_of(float logit, uint32_t index)
 {
-    const float value = logit == logit ? logit + 0.0f : -INFINITY;
-    const uint32_t bits = __float_as_uint(value);
-    const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+    const uint32_t bits = __float_as_uint(logit + 0.0f);
+    const uint32_t number = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+    const uint32_t ordered = logit == logit ? number : NO_NUMBER;
     return ((key64)ordered << 32) | (0xffffffffu - index);
+}
+
+/* The highest logit is finite; if it is, so are all that count. */
+static __device__ __forceinline__ bool key_finite(key64 key)
+{
+    const uint32_t ordered = (uint32_t)(key >> 32);
+    return ordered > 0x007fffffu && ordered < 0xff800000u; /* between the infinities' */
 }
 
 static __device__ __forceinline__ uint32_t key_index(key64 key)
@@ -110,11 +119,11 @@ static __device__ __forceinline__ float key_logit(key64 key)
  * low, high: outputs lane / 4 and lane / 4 + 8. Not volatile: it does nothing but its result. */
 static __device__ __forceinline__ void multiply_add(float *d, uint4 low, uint4 high, uint4 b)
 {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(low.x), "r"(high.x), "r"(low.y), "r"(high.y), "r"(b.x), "r"(b.y));
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(low.z), "r"(high.z), "r"(low.w), "r"(high.w), "r"(b.z), "r"(b.w));
@@ -255,7 +264,7 @@ static __device__ __forceinline__ struct best best_of(const float4 &sum, uint32_
     for (uint32_t i = 0; i < 4; i++) {
         const uint32_t at = output + i;
         if (at < head.outputs && head.bias != NULL) {
-            logits[i] += from_bf16(__ldg(&head.bias[at]));
+            logits[i] += from_half(__ldg(&head.bias[at]));
         }
         if (at < head.vocabulary) {
             const key64 key = key_of(logits[i], at);

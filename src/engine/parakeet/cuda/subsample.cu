@@ -17,13 +17,22 @@
 #define THIRD_THREADS 128
 
 struct first_args {
-    const __nv_bfloat16 *in; /* [rows][features][mels] */
-    __nv_bfloat16 *out;      /* [rows][quarter][mels / 4][channels] */
+    const __half *in; /* [rows][features][mels] */
+    __half *out;      /* [rows][quarter][mels / 4][channels] */
     const float *first_weight, *first_bias, *second_weight, *second_bias; /* [9][channels] */
     const int32_t *feature_count, *half_count, *quarter_count;            /* [rows] */
+    int32_t *spoiled;                                                     /* [rows] */
     int features, quarter, mels, channels;
     int columns; /* output mels a block walks over */
 };
+
+/* Marks a row: a product with ReLU follows, and that may make a number of what is none. */
+static __device__ __forceinline__ void spoil(int32_t *spoiled, int row, bool bad)
+{
+    if (bad && spoiled != nullptr) {
+        spoiled[row] = 1;
+    }
+}
 
 struct first_weights {
     float2 first[9], second[9], first_bias, second_bias;
@@ -181,6 +190,8 @@ static __global__ void __launch_bounds__(FIRST_THREADS)
             const int t = frame + out;
             if (t < args.quarter) {
                 const int64_t at = ((int64_t)row * args.quarter + t) * (args.mels / 4) + column;
+                const bool good = fits_half(sums[out].x) && fits_half(sums[out].y);
+                spoil(args.spoiled, row, t < count && !good);
                 *(uint32_t *)(args.out + at * args.channels + channel) =
                     t < count ? pack2(sums[out].x, sums[out].y) : 0;
             }
@@ -189,10 +200,11 @@ static __global__ void __launch_bounds__(FIRST_THREADS)
 }
 
 struct third_args {
-    const __nv_bfloat16 *in; /* [rows][quarter][mels / 4][channels] */
-    __nv_bfloat16 *out;      /* [rows][frames][mels / 8][channels] */
+    const __half *in; /* [rows][quarter][mels / 4][channels] */
+    __half *out;      /* [rows][frames][mels / 8][channels] */
     const float *weight, *bias;
     const int32_t *quarter_count, *frame_count;
+    int32_t *spoiled;
     int quarter, frames, columns, channels; /* columns: mels / 4 */
 };
 
@@ -230,13 +242,15 @@ static __global__ void __launch_bounds__(THIRD_THREADS)
     }
     const int64_t at = ((int64_t)row * args.frames + frame) * out_columns + column;
     const bool own = frame < args.frame_count[row];
+    const bool good = fits_half(sum.x) && fits_half(sum.y) && fits_half(sum.z) && fits_half(sum.w);
+    spoil(args.spoiled, row, own && !good);
     *(uint2 *)(args.out + at * args.channels + channel) =
         own ? make_uint2(pack2(sum.x, sum.y), pack2(sum.z, sum.w)) : make_uint2(0, 0);
 }
 
 /* out [2 position_max - 1][hidden]: sine and cosine of distance x 10000^(-2 i / hidden). The angle
  * is reduced in float64, so that distances of hours are as right as small ones. */
-static __global__ void positions_kernel(__nv_bfloat16 *out, int position_max, int hidden)
+static __global__ void positions_kernel(__half *out, int position_max, int hidden)
 {
     const int index = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     berth_parakeet_cuda_wait();
@@ -269,8 +283,8 @@ void berth_parakeet_cuda_subsample_first(struct berth_parakeet_device *device,
                                    (long)config->mels);
         return;
     }
-    args.in = (const __nv_bfloat16 *)in;
-    args.out = (__nv_bfloat16 *)out;
+    args.in = (const __half *)in;
+    args.out = (__half *)out;
     args.first_weight = first->weight;
     args.first_bias = first->bias;
     args.second_weight = second->weight;
@@ -278,6 +292,7 @@ void berth_parakeet_cuda_subsample_first(struct berth_parakeet_device *device,
     args.feature_count = counts->features;
     args.half_count = counts->half;
     args.quarter_count = counts->quarter;
+    args.spoiled = counts->spoiled;
     args.features = (int)shape->padded.features;
     args.quarter = (int)shape->padded.quarter;
     args.mels = (int)config->mels;
@@ -313,12 +328,13 @@ void berth_parakeet_cuda_subsample_third(struct berth_parakeet_device *device,
                                    (long)config->channels);
         return;
     }
-    args.in = (const __nv_bfloat16 *)in;
-    args.out = (__nv_bfloat16 *)out;
+    args.in = (const __half *)in;
+    args.out = (__half *)out;
     args.weight = third->weight;
     args.bias = third->bias;
     args.quarter_count = counts->quarter;
     args.frame_count = counts->frames;
+    args.spoiled = counts->spoiled;
     args.quarter = (int)shape->padded.quarter;
     args.frames = (int)shape->padded.frames;
     args.columns = (int)config->mels / 4;
@@ -341,7 +357,7 @@ void berth_parakeet_cuda_positions(struct berth_parakeet_device *device, uint32_
                                    uint32_t hidden, void *out)
 {
     struct berth_parakeet_cuda_launch launch = {};
-    __nv_bfloat16 *to = (__nv_bfloat16 *)out;
+    __half *to = (__half *)out;
     int max = (int)position_max, width = (int)hidden;
     void *arguments[] = {&to, &max, &width};
     if (hidden % 8 != 0 || position_max == 0 || position_max > 1u << 24) {
