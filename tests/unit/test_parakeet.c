@@ -164,6 +164,47 @@ static void test_golden(void **state)
     jobs_drop(alone, GOLDEN_COUNT);
 }
 
+/* All slots in use: with speech, and with silence, where all end at once, one more than a step
+ * tells. */
+static void test_full(void **state)
+{
+    static struct job jobs[BERTH_STEP_EVENTS_MAX];
+    struct rig rig;
+    size_t count = 0;
+    float *samples = golden_pcm(3, &count);
+    rig_must(&rig, "slots", "64");
+    memset(jobs, 0, sizeof(jobs));
+    assert_true(count > RATE);
+    for (size_t i = 0; i < BERTH_COUNT_OF(jobs); i++) {
+        jobs[i].samples = samples;
+        jobs[i].count = RATE;
+    }
+    jobs_run(&rig, jobs, BERTH_COUNT_OF(jobs));
+    for (size_t i = 0; i < BERTH_COUNT_OF(jobs); i++) {
+        assert_int_equal(jobs[i].answer.code, BERTH_OK);
+        assert_true(jobs[i].answer.token_count > 0);
+        assert_string_equal(berth_buf_text(&jobs[i].answer.text),
+                            berth_buf_text(&jobs[0].answer.text));
+        assert_string_equal(berth_buf_text(&jobs[i].answer.deltas),
+                            berth_buf_text(&jobs[0].answer.text));
+    }
+    for (size_t i = 0; i < BERTH_COUNT_OF(jobs); i++) {
+        answer_drop(&jobs[i].answer);
+    }
+    memset(samples, 0, RATE * sizeof(*samples));
+    for (size_t i = 0; i < BERTH_COUNT_OF(jobs); i++) {
+        jobs[i].count = 100;
+    }
+    jobs_run(&rig, jobs, BERTH_COUNT_OF(jobs));
+    for (size_t i = 0; i < BERTH_COUNT_OF(jobs); i++) {
+        assert_int_equal(jobs[i].answer.code, BERTH_OK);
+        assert_string_equal(berth_buf_text(&jobs[i].answer.text), "");
+        answer_drop(&jobs[i].answer);
+    }
+    berth_free(samples);
+    rig_close(&rig);
+}
+
 /* --- what no speech is --- */
 
 static float noise_at(uint64_t *random)
@@ -439,7 +480,8 @@ static void test_no_memory_to_run(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),      cmocka_unit_test(test_sounds),
+        cmocka_unit_test(test_golden),      cmocka_unit_test(test_full),
+        cmocka_unit_test(test_sounds),
         cmocka_unit_test(test_refusals),    cmocka_unit_test(test_parameters),
         cmocka_unit_test(test_languages),   cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_no_memory_to_load),
