@@ -308,6 +308,7 @@ static void check_linears(struct bench *b)
         {1, 64, 64, false, false, false, 1, BERTH_PARAKEET_NONE},
         {1, 64, 64, false, false, true, 1, BERTH_PARAKEET_NONE},
         {125, 1024, 4096, false, false, false, 1, BERTH_PARAKEET_SILU},
+        {600, 64, 4104, false, false, false, 1, BERTH_PARAKEET_SILU},
         {126, 1024, 1024, false, true, false, 0.5F, BERTH_PARAKEET_NONE},
         {126, 1024, 1024, false, true, true, 0.5F, BERTH_PARAKEET_NONE},
         {7, 256, 256, true, false, false, 1, BERTH_PARAKEET_RELU},
@@ -828,8 +829,9 @@ static void check_all(struct bench *b)
     check_norm(b, 1, 8);
     check_norm(b, 3, 256);
     check_norm(b, 125, 1024);
-    check_norm(b, 2001, 1024);
-    check_norm(b, 2000, 320);
+    check_norm(b, 5001, 1024);
+    check_norm(b, 5000, 320);
+    check_norm(b, 900, 320);
     check_norm(b, 7, 1032);
     check_norm(b, 5, 4096);
     check_attentions(b);

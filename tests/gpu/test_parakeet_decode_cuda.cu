@@ -9,9 +9,10 @@
  *
  * Features: double precision, a plain transform. Allowed: half a step of a half, and 2e-3.
  * Decoding: float32 with the roundings to halves that the kernel has. A row may differ only from a
- * step on at which the reference's best two tokens or durations are less than MARGIN_MAX apart;
- * how many rows are the same to the end is printed. Beside that, bit by bit: a row alone, in other
- * company, in another bucket, on few blocks, and again, is the same row.
+ * step on at which the reference's best two tokens or durations are less than MARGIN_MAX apart, and
+ * on average once in PARTING_EVERY tokens; how many rows are the same to the end is printed. Beside
+ * that, bit by bit: a row alone, in other company, in another bucket, on few blocks, and again, is
+ * the same row; one that is not all numbers is given up.
  */
 #include <math.h>
 #include <pthread.h>
@@ -26,6 +27,7 @@
 
 #define MARGIN_MAX 0.004f
 #define PROBABILITY_GAP 0.004f
+#define PARTING_EVERY 300
 #define REPEATS 50
 
 #define CHECK(call)                                                                                \
@@ -866,7 +868,7 @@ static void compare_with_reference(const char *name, const struct decoding *deco
 {
     uint32_t same = 0;
     float worst_margin = 0.0f, worst_probability = 0.0f;
-    int64_t tokens = 0, steps = 0;
+    int64_t tokens = 0, steps = 0, agreed = 0;
     for (uint32_t row = 0; row < decoding->shape.rows; row++) {
         const int32_t at = parting(&right[row], &got[row]);
         const bool whole = at == right[row].count && at == got[row].count;
@@ -882,6 +884,7 @@ static void compare_with_reference(const char *name, const struct decoding *deco
             const float gap = fabsf(right[row].probability[i] - got[row].probability[i]);
             worst_probability = gap <= worst_probability ? worst_probability : gap;
         }
+        agreed += at;
         tokens += right[row].count;
         steps += right[row].steps;
     }
@@ -891,7 +894,8 @@ static void compare_with_reference(const char *name, const struct decoding *deco
            worst_probability);
     expect(worst_margin <= MARGIN_MAX, "a row parts where the reference is sure");
     expect(worst_probability <= PROBABILITY_GAP, "probabilities differ");
-    expect(same * 10 >= decoding->shape.rows * 8, "fewer than 8 rows of 10 are the same");
+    const int64_t parted = (int64_t)decoding->shape.rows - same;
+    expect(parted * PARTING_EVERY <= agreed + 2 * PARTING_EVERY, "too many rows part");
 }
 
 static void reference_decode(const struct decoding *decoding, struct row_result *results)

@@ -8,27 +8,28 @@
 #include "engine/parakeet/cuda/linear.h"
 
 #define ACTIVATE_THREADS 256
-#define ACTIVATE_PIECES 4 /* 16-byte loads in flight a thread */
+#define ACTIVATE_PIECES 4 /* 16-byte loads in flight a thread, when there are enough */
 
 /* values [count], eight at a time and a rest. Moves 2 bytes an element in and 2 out. CPU twin:
  * the activation in cpu.c's linear. */
+template <int PIECES>
 static __global__ void __launch_bounds__(ACTIVATE_THREADS)
     silu_kernel(__half *values, uint64_t count)
 {
     const uint64_t pieces = count / 8;
     const uint64_t first =
-        (uint64_t)blockIdx.x * (ACTIVATE_THREADS * ACTIVATE_PIECES) + threadIdx.x;
+        (uint64_t)blockIdx.x * (ACTIVATE_THREADS * PIECES) + threadIdx.x;
     uint4 *at = (uint4 *)values;
-    uint4 got[ACTIVATE_PIECES];
+    uint4 got[PIECES];
     berth_parakeet_cuda_wait();
     berth_parakeet_cuda_next();
 #pragma unroll
-    for (int i = 0; i < ACTIVATE_PIECES; i++) {
+    for (int i = 0; i < PIECES; i++) {
         const uint64_t piece = first + i * ACTIVATE_THREADS;
         got[i] = piece < pieces ? at[piece] : make_uint4(0, 0, 0, 0);
     }
 #pragma unroll
-    for (int i = 0; i < ACTIVATE_PIECES; i++) {
+    for (int i = 0; i < PIECES; i++) {
         const uint64_t piece = first + i * ACTIVATE_THREADS;
         float eight[8];
         unpack8(got[i], eight);
@@ -70,10 +71,13 @@ static __global__ void __launch_bounds__(ACTIVATE_THREADS)
 void berth_parakeet_cuda_silu(struct berth_parakeet_device *device, void *values, uint64_t count)
 {
     struct berth_parakeet_cuda_launch launch = {};
-    const uint64_t block = ACTIVATE_THREADS * ACTIVATE_PIECES;
+    /* Few: a piece a thread, for as many blocks as there can be. */
+    const bool few = count / 8 < (uint64_t)device->sm_count * ACTIVATE_THREADS * ACTIVATE_PIECES;
+    const uint64_t block = ACTIVATE_THREADS * (few ? 1 : ACTIVATE_PIECES);
     void *arguments[] = {&values, &count};
     launch.name = "silu";
-    launch.kernel = (const void *)silu_kernel;
+    launch.kernel =
+        few ? (const void *)silu_kernel<1> : (const void *)silu_kernel<ACTIVATE_PIECES>;
     launch.grid = dim3((unsigned)((count / 8 + block - 1) / block + (count < 8 && count > 0)));
     launch.block = dim3(ACTIVATE_THREADS);
     berth_parakeet_cuda_run(device, &launch, arguments);
