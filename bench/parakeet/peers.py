@@ -10,7 +10,8 @@ torch.compile (default, reduce-overhead), and berth again. Encoder: features on 
 projected encoder output. Whole: PCM in pinned host memory to tokens in host memory; PyTorch's
 features are computed on the device too. berth's times are what a caller waits (host clock from
 asking to having); PyTorch's encoder is timed by CUDA events, its whole by the host clock.
-Weights are bf16 on both sides. What does not fit into the time budget is left out and said so.
+Weights are the same bf16 file's; PyTorch computes in bf16, berth in half precision. What does not
+fit into the time budget is left out and said so.
 
 DIR/peers.json is rewritten after each part; the Markdown report goes to DIR/peers.md and is printed.
 """

@@ -405,7 +405,13 @@ static enum berth_code run_once(struct bucket *bucket, struct berth_err *err)
     berth_parakeet_run_begin(bucket->run, bucket->samples);
     while (berth_parakeet_run_advance(bucket->run)) {
     }
-    return berth_parakeet_run_finish(bucket->run, &bucket->tokens, err);
+    BERTH_TRY(berth_parakeet_run_finish(bucket->run, &bucket->tokens, err));
+    for (uint32_t i = 0; bucket->tokens.count != NULL && i < bucket->shape.rows; i++) {
+        if (bucket->tokens.count[i] < 0) {
+            return berth_fail(err, BERTH_INTERNAL, "a value of clip %u became no number", i);
+        }
+    }
+    return BERTH_OK;
 }
 
 static enum berth_code time_stage(struct bucket *bucket, enum stage stage, struct berth_err *err)
