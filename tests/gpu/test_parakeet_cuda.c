@@ -893,7 +893,7 @@ struct timing {
     struct counts_pair counts;
     uint64_t frames; /* of all rows */
     void *positions; /* one layer's */
-    char *a, *b, *c; /* wide buffers */
+    char *a, *b, *c; /* wide buffers: a is read as halves, b written, c is the stream */
     uint64_t wide_bytes;
 };
 
@@ -947,14 +947,14 @@ static void time_square(struct timing *t, uint32_t layer)
 
 static void time_norm(struct timing *t, uint32_t layer)
 {
-    t->bench->gpu->norm(t->bench->on_gpu, &t->weights->layers[layer].norm_conv, t->a, t->b,
+    t->bench->gpu->norm(t->bench->on_gpu, &t->weights->layers[layer].norm_conv, t->c, t->b,
                         t->frames, t->config->hidden);
 }
 
 static void time_norm_twice(struct timing *t, uint32_t layer)
 {
     const struct berth_parakeet_layer *l = &t->weights->layers[layer];
-    t->bench->gpu->norm_twice(t->bench->on_gpu, &l->norm_out, &l->norm_ff1, t->a, t->a, t->b,
+    t->bench->gpu->norm_twice(t->bench->on_gpu, &l->norm_out, &l->norm_ff1, t->c, t->c, t->b,
                               t->frames, t->config->hidden);
 }
 
@@ -1026,14 +1026,6 @@ static void time_attention_large(struct timing *t, uint32_t layer)
     t->bench->on_gpu->sm_count = sm_count;
 }
 
-static void time_norm_large(struct timing *t, uint32_t layer)
-{
-    const int sm_count = t->bench->on_gpu->sm_count;
-    t->bench->on_gpu->sm_count = 0;
-    time_norm(t, layer);
-    t->bench->on_gpu->sm_count = sm_count;
-}
-
 static void time_convolve_large(struct timing *t, uint32_t layer)
 {
     const int sm_count = t->bench->on_gpu->sm_count;
@@ -1048,14 +1040,6 @@ static void time_attention_small(struct timing *t, uint32_t layer)
     const int sm_count = t->bench->on_gpu->sm_count;
     t->bench->on_gpu->sm_count = 1 << 20;
     time_attention(t, layer);
-    t->bench->on_gpu->sm_count = sm_count;
-}
-
-static void time_norm_small(struct timing *t, uint32_t layer)
-{
-    const int sm_count = t->bench->on_gpu->sm_count;
-    t->bench->on_gpu->sm_count = 1 << 20;
-    time_norm(t, layer);
     t->bench->on_gpu->sm_count = sm_count;
 }
 
@@ -1233,8 +1217,6 @@ static void time_all(struct bench *b)
         {"projector", time_projector, 1, false},
         {"attention, large tiles", time_attention_large, 0, true},
         {"attention, small tiles", time_attention_small, 0, true},
-        {"norm, a warp a vector", time_norm_large, 0, true},
-        {"norm, a block a vector", time_norm_small, 0, true},
         {"norm, no overlap", time_norm_alone, 0, true},
         {"convolve, long spans", time_convolve_large, 0, true},
         {"convolve, short spans", time_convolve_small, 0, true},

@@ -25,8 +25,8 @@
 #include "../../src/engine/parakeet/cuda/decode.cu"
 #include "../../src/engine/parakeet/cuda/decode_ctc.cu"
 
-#define MARGIN_MAX 0.004f
-#define PROBABILITY_GAP 0.004f
+#define MARGIN_MAX 0.002f
+#define PROBABILITY_GAP 0.001f
 #define PARTING_EVERY 300
 #define REPEATS 50
 

@@ -2,8 +2,8 @@
  *
  * The stream is float32, four in a load; what a module reads is halves, four in a store. Mean and
  * variance are float32, in two passes over registers: a vector is read once and kept. A vector has
- * one warp (many vectors: no barrier, eight loads in flight a lane) or a block of four warps (few
- * vectors, where time is latency; or wide ones).
+ * a block of four warps, or one warp where it is short. Rejected: a warp for one of 1024, many of
+ * which a block then has: a quarter slower at 8000 vectors, half at 2000 (H200).
  */
 #include "engine/parakeet/cuda/cuda_device.h"
 #include "engine/parakeet/cuda/kernels.cuh"
@@ -218,12 +218,8 @@ static void run(struct berth_parakeet_device *device, struct norm_args *args, ui
     }
     args->n = (uint32_t)n;
     args->pieces = hidden / 4;
-    /* Up to there a block a vector is as fast or faster (H200, measured at 2000 and 8000). */
-    const bool few = n <= 32u * (uint64_t)device->sm_count;
     if (hidden <= 256) {
         launch<1, 2>(device, args);
-    } else if (hidden <= 1024 && !few) {
-        launch<1, 8>(device, args);
     } else if (hidden <= 1024) {
         launch<4, 2>(device, args);
     } else {
