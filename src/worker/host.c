@@ -25,6 +25,7 @@
 #include "worker/worker_protocol.h"
 
 #define EVENTS_MAX 2
+#define AGAIN_US 1000
 #define THREADS_MAX 1024
 #define CONFIG_BYTES_MAX (64 << 20)
 
@@ -705,11 +706,18 @@ static void send_done(struct job *job)
     send_now(job->host);
 }
 
-/* Waits for room: the server always reads. */
+/* Waits for room: the server always reads. AGAIN all the same means that the kernel has none, or
+ * that too many descriptors are on their way; the server takes them. */
 static void send_now(struct host *host)
 {
-    if (!host->ended && berth_wire_send(host->fd, &host->writer, true) != BERTH_WIRE_OK) {
-        host->ended = true;
+    enum berth_wire_result result = BERTH_WIRE_AGAIN;
+    while (!host->ended && result == BERTH_WIRE_AGAIN) {
+        result = berth_wire_send(host->fd, &host->writer, true);
+        if (result == BERTH_WIRE_AGAIN) {
+            usleep(AGAIN_US);
+        } else if (result != BERTH_WIRE_OK) {
+            host->ended = true;
+        }
     }
 }
 

@@ -29,7 +29,7 @@
 #define START_NS_DEFAULT (60 * BERTH_NS_PER_S)
 #define REAP_NS (10 * BERTH_NS_PER_MS)    /* how often a child that ends is looked at */
 #define REAP_NS_MAX (2 * BERTH_NS_PER_S)  /* then its messages go home all the same */
-#define HANG_NS_MAX (30 * BERTH_NS_PER_S) /* of a message that nobody waits for */
+#define HANG_NS_DEFAULT (30 * BERTH_NS_PER_S)
 #define HANG_LOOK_NS BERTH_NS_PER_S
 
 static void send(struct berth_worker *base, struct berth_worker_msg *msg);
@@ -46,6 +46,8 @@ static void put_hello(struct berth_process_worker *worker);
 static void lose(struct berth_process_worker *worker, const char *why);
 static void fail_under_way(struct berth_process_worker *worker, const char *ending, bool all);
 static void look_for_hangs(struct berth_process_worker *worker, uint64_t now_ns);
+static bool hangs(const struct berth_process_worker *worker, struct berth_flight *flight,
+                  uint64_t now_ns);
 static void read_child(struct berth_process_worker *worker);
 static bool take_ready(struct berth_process_worker *worker, uint64_t now_ns);
 static void pump(struct berth_process_worker *worker);
@@ -165,8 +167,8 @@ static void *io_main(void *argument)
 {
     struct berth_process_worker *worker = argument;
     for (;;) {
-        uint64_t now_ns = berth_clock_now_ns();
         take_messages(worker);
+        uint64_t now_ns = berth_clock_now_ns(); /* not before what the child's state was set at */
         tick(worker, now_ns);
         pump(worker);
         if (atomic_load(&worker->stop) && is_empty(worker)) {
@@ -228,8 +230,9 @@ static void take_message(struct berth_process_worker *worker, struct berth_worke
     struct berth_flight *flight = berth_flight_create(worker, msg);
     if (flight == NULL) {
         (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
-        if (msg->kind == BERTH_WORKER_UNLOAD) {
-            berth_child_kill(&worker->child, berth_clock_now_ns()); /* frees it too */
+        if (msg->kind == BERTH_WORKER_UNLOAD ||
+            (msg->kind == BERTH_WORKER_STEP && msg->drop_count > 0)) {
+            berth_child_kill(&worker->child, berth_clock_now_ns()); /* frees what it has too */
         }
     } else if (flight->remote == NULL) { /* lost with its child; P4 */
         (void)berth_fail(&err, BERTH_UNAVAILABLE,
@@ -377,18 +380,31 @@ static void fail_under_way(struct berth_process_worker *worker, const char *endi
     }
 }
 
-/* A run ends soon after its last row is cancelled (E4); one that does not never will. */
+/* A run ends soon after its last row is cancelled (E4); one that does not never will. Nor will one
+ * that the child does not take from its socket. */
 static void look_for_hangs(struct berth_process_worker *worker, uint64_t now_ns)
 {
+    bool any = false;
     BERTH_LIST_EACH(link, &worker->sent) {
-        struct berth_flight *flight = BERTH_CONTAINER_OF(link, struct berth_flight, link);
-        if (flight->t_unwanted_ns == 0 && is_unwanted(flight)) {
-            flight->t_unwanted_ns = now_ns;
-        } else if (flight->t_unwanted_ns != 0 && now_ns - flight->t_unwanted_ns > HANG_NS_MAX) {
-            lose(worker, "hangs");
-            return;
-        }
+        any = hangs(worker, BERTH_CONTAINER_OF(link, struct berth_flight, link), now_ns) || any;
     }
+    BERTH_LIST_EACH(link, &worker->outbox) {
+        any = hangs(worker, BERTH_CONTAINER_OF(link, struct berth_flight, link), now_ns) || any;
+    }
+    if (any) {
+        lose(worker, "hangs");
+    }
+}
+
+static bool hangs(const struct berth_process_worker *worker, struct berth_flight *flight,
+                  uint64_t now_ns)
+{
+    uint64_t hang_ns_max = worker->options.hang_ns_max;
+    hang_ns_max = hang_ns_max == 0 ? HANG_NS_DEFAULT : hang_ns_max;
+    if (flight->t_unwanted_ns == 0 && is_unwanted(flight)) {
+        flight->t_unwanted_ns = now_ns;
+    }
+    return flight->t_unwanted_ns != 0 && now_ns - flight->t_unwanted_ns > hang_ns_max;
 }
 
 static bool is_unwanted(const struct berth_flight *flight)
@@ -454,11 +470,11 @@ static bool take_ready(struct berth_process_worker *worker, uint64_t now_ns)
                        worker->base.device, version == NULL ? "" : version);
         return false;
     }
+    uint64_t start_ns = now_ns - worker->child.t_state_ns;
     berth_child_ready(&worker->child, now_ns);
     worker->was_ready = true;
     berth_log_info("worker", 0, "worker process is ready device=%s pid=%d ms=%" PRIu64,
-                   worker->base.device, (int)worker->child.pid,
-                   (now_ns - worker->child.t_start_ns) / BERTH_NS_PER_MS);
+                   worker->base.device, (int)worker->child.pid, start_ns / BERTH_NS_PER_MS);
     return true;
 }
 
@@ -732,7 +748,9 @@ static int wait_ms(const struct berth_process_worker *worker, uint64_t now_ns)
         wait_ns = HANG_LOOK_NS;
         break;
     case BERTH_CHILD_UP:
-        wait_ns = berth_list_empty(&worker->sent) ? UINT64_MAX : HANG_LOOK_NS;
+        if (!berth_list_empty(&worker->sent) || !berth_list_empty(&worker->outbox)) {
+            wait_ns = HANG_LOOK_NS;
+        }
         break;
     case BERTH_CHILD_LEAVING:
     case BERTH_CHILD_DYING:

@@ -96,6 +96,7 @@ struct berth_worker_options {
     uint32_t engine_threads; /* of its operator pool */
     uint64_t bytes_budget;   /* of its own slabs: inputs and outputs of what runs */
     uint64_t start_ns_max;   /* until it says it is ready; 0: 60 s */
+    uint64_t hang_ns_max;    /* of a message that nobody waits for any more; 0: 30 s */
 };
 
 enum berth_code berth_worker_thread_create(const struct berth_worker_options *options,

@@ -1,13 +1,15 @@
 /* worker_child.c - starting and ending worker processes.
  *
  * posix_spawn: no fork of a process with many threads and much memory. The child gets one socket,
- * the server's standard error (its log lines are ours), a process group of its own (Ctrl-C is for
- * the server, which drains), default signals, and the environment as it is: drivers and libraries
- * read more of it than a list here could name. What the server has open is close-on-exec.
+ * the server's standard error (its log lines are ours), /dev/null for the other two, a process
+ * group of its own (Ctrl-C is for the server, which drains), default signals, and the environment
+ * as it is: drivers and libraries read more of it than a list here could name. What the server has
+ * open is close-on-exec.
  */
 #include "worker/worker_child.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
@@ -30,6 +32,7 @@
 extern char **environ;
 
 static int spawn_with(pid_t *pid, const char *program, int child_fd);
+static int set_files(posix_spawn_file_actions_t *actions, int child_fd);
 static int set_attributes(posix_spawnattr_t *attributes);
 static void enter(struct berth_child *child, enum berth_child_state state, uint64_t now_ns);
 static void note_end(struct berth_child *child, int status, uint64_t now_ns);
@@ -137,9 +140,8 @@ static int spawn_with(pid_t *pid, const char *program, int child_fd)
     status = posix_spawnattr_init(&attributes);
     if (status == 0) {
         status = set_attributes(&attributes);
-        /* dup2 onto itself, should the numbers be the same, clears close-on-exec too. */
         if (status == 0) {
-            status = posix_spawn_file_actions_adddup2(&actions, child_fd, CHILD_SOCKET);
+            status = set_files(&actions, child_fd);
         }
         if (status == 0) {
             status = posix_spawn(pid, program, &actions, &attributes, argv, environ);
@@ -147,6 +149,20 @@ static int spawn_with(pid_t *pid, const char *program, int child_fd)
         posix_spawnattr_destroy(&attributes);
     }
     posix_spawn_file_actions_destroy(&actions);
+    return status;
+}
+
+/* dup2 onto itself, should the numbers be the same, clears close-on-exec too; and it comes first,
+ * should child_fd be one of the two that are opened. */
+static int set_files(posix_spawn_file_actions_t *actions, int child_fd)
+{
+    int status = posix_spawn_file_actions_adddup2(actions, child_fd, CHILD_SOCKET);
+    if (status == 0) {
+        status = posix_spawn_file_actions_addopen(actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    }
+    if (status == 0) {
+        status = posix_spawn_file_actions_addopen(actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+    }
     return status;
 }
 

@@ -176,10 +176,14 @@ enum berth_wire_result berth_wire_receive(int fd, struct berth_wire_message *mes
     do {
         got = recvmsg(fd, &head, MSG_CMSG_CLOEXEC | (waits ? 0 : MSG_DONTWAIT));
     } while (got < 0 && errno == EINTR);
-    if (got <= 0) {
-        return got < 0 && errno == EAGAIN ? BERTH_WIRE_AGAIN : BERTH_WIRE_ENDED;
+    if (got < 0) {
+        return errno == EAGAIN ? BERTH_WIRE_AGAIN : BERTH_WIRE_ENDED;
     }
     take_descriptors(message, &head);
+    if (got == 0) { /* the end, or an empty message, which is as good as one and may carry some */
+        berth_wire_close(message);
+        return BERTH_WIRE_ENDED;
+    }
     /* Cut: longer than any message, or more descriptors than there may be (or are left to us). */
     if ((head.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0 ||
         !berth_wire_open(message, (size_t)got)) {

@@ -100,7 +100,7 @@ static pid_t wait_for_child(pid_t other)
 }
 
 static void stand_open_as(struct stand *stand, bool process, const char *program,
-                          uint64_t start_ns_max)
+                          uint64_t start_ns_max, uint64_t hang_ns_max)
 {
     struct berth_err err = {0};
     struct berth_slabs_options slabs = {.bytes_budget = 1 << 26, .bytes_pool_max = 1 << 20};
@@ -111,7 +111,7 @@ static void stand_open_as(struct stand *stand, bool process, const char *program
     struct berth_worker_options options = {
         .device = "cpu:0", .run_threads = 2, .load_threads = 2, .slabs = stand->slabs,
         .program = program, .engine_threads = 1, .bytes_budget = 1 << 26,
-        .start_ns_max = start_ns_max};
+        .start_ns_max = start_ns_max, .hang_ns_max = hang_ns_max};
     if (process) {
         assert_int_equal(berth_worker_process_create(&options, &stand->worker, &err), BERTH_OK);
     } else {
@@ -135,7 +135,7 @@ static void stand_open_as(struct stand *stand, bool process, const char *program
 
 static void stand_open(struct stand *stand)
 {
-    stand_open_as(stand, true, NULL, 0);
+    stand_open_as(stand, true, NULL, 0, 0);
 }
 
 static void stand_close(struct stand *stand)
@@ -505,6 +505,107 @@ static void kills_at_any_moment(void **state)
     stand_close(&stand);
 }
 
+/* A child that stops taking messages is replaced once nobody waits for one of them: one that it has
+ * taken from its socket, and a batch that its socket has no room for. */
+static void a_child_that_hangs_is_replaced(void **state)
+{
+    static const char *const configs[2] = {
+        echo_config,
+        "{\"backend\": \"null\", \"max_batch_size\": 256, \"dynamic_batching\": "
+        "{\"preferred_batch_size\": [256], \"max_queue_delay_microseconds\": 100000000}}"};
+    static const size_t counts[2] = {1, 256};
+    for (size_t i = 0; i < 2; i++) {
+        struct stand stand;
+        struct client client;
+        static struct berth_request *requests[256];
+        stand_open_as(&stand, true, NULL, 0, 50 * BERTH_NS_PER_MS);
+        client_open(&client);
+        struct berth_model *echo = model_put(&stand, "echo", echo_config);
+        struct berth_model *model = model_put(&stand, "hung", configs[i]);
+        for (size_t n = 0; n < counts[i]; n++) { /* loads it */
+            ask_only(&stand, &client, model, 4);
+        }
+        client_wait(&client, counts[i]);
+        pid_t pid = wait_for_child(0);
+        kill(pid, SIGSTOP);
+        for (size_t n = 0; n < counts[i]; n++) {
+            requests[n] = ask(&stand, &client, model, 2048);
+        }
+        wait_until_running(&stand, counts[i]);
+        for (size_t n = 0; n < counts[i]; n++) {
+            berth_sched_cancel(stand.sched, requests[n]);
+            berth_request_release(requests[n]);
+        }
+        client_wait(&client, 2 * counts[i]);
+        assert_int_equal(client.last.code, BERTH_CANCELLED);
+        wait_for_child(pid);
+        ask_only(&stand, &client, echo, 4);
+        client_wait(&client, 2 * counts[i] + 1);
+        assert_int_equal(client.last.code, BERTH_OK);
+        berth_queue_finish(&client.queue);
+        stand_close(&stand);
+    }
+}
+
+/* Steps fail, and then the drops of their rows, for want of memory: the rows go home, so the child
+ * that still has them is replaced. */
+static void drops_without_memory(void **state)
+{
+    struct stand stand;
+    struct client client;
+    struct berth_request *requests[2];
+    stand_open(&stand);
+    client_open(&client);
+    struct berth_model *model =
+        model_put(&stand, "step", "{\"backend\": \"null\", \"max_batch_size\": 4, \"parameters\": "
+                                  "{\"steps\": {\"string_value\": \"1000000\"}, "
+                                  "\"step_ms\": {\"string_value\": \"30\"}}}");
+    for (size_t i = 0; i < 2; i++) {
+        requests[i] = ask(&stand, &client, model, 4);
+    }
+    wait_until_running(&stand, 2);
+    pid_t pid = wait_for_child(0);
+    usleep(100000);
+    berth_mem_fail_at(1, true);
+    client_wait(&client, 2);
+    assert_int_equal(client.last.code, BERTH_UNAVAILABLE);
+    wait_until_running(&stand, 0);
+    berth_mem_fail_at(0, false);
+    for (size_t i = 0; i < 2; i++) {
+        berth_request_release(requests[i]);
+    }
+    wait_for_child(pid);
+    struct berth_err last = {.code = BERTH_UNAVAILABLE};
+    for (size_t asked = 2; last.code != BERTH_CANCELLED;) { /* its child may end only now */
+        struct berth_request *request = ask(&stand, &client, model, 4);
+        usleep(100000);
+        berth_sched_cancel(stand.sched, request);
+        client_wait(&client, ++asked);
+        last = client.last;
+        berth_request_release(request);
+    }
+    berth_queue_finish(&client.queue);
+    stand_close(&stand);
+}
+
+static void a_child_has_no_files_of_ours(void **state)
+{
+    struct stand stand;
+    struct client client;
+    stand_open(&stand);
+    client_open(&client);
+    ask_only(&stand, &client, model_put(&stand, "echo", echo_config), 4);
+    client_wait(&client, 1);
+    for (int fd = 0; fd < 2; fd++) {
+        char path[64], target[64] = "";
+        snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)wait_for_child(0), fd);
+        assert_true(readlink(path, target, sizeof(target) - 1) > 0);
+        assert_string_equal(target, "/dev/null");
+    }
+    berth_queue_finish(&client.queue);
+    stand_close(&stand);
+}
+
 /* Idle when its child died: the next request loads it again and is none the wiser. */
 static void an_idle_model_comes_back(void **state)
 {
@@ -537,7 +638,7 @@ static void a_child_that_does_not_start(void **state)
         if (i == 2) {
             setenv("BERTH_TEST_CHILD", "silent", 1);
         }
-        stand_open_as(&stand, true, programs[i], i == 2 ? 50 * BERTH_NS_PER_MS : 0);
+        stand_open_as(&stand, true, programs[i], i == 2 ? 50 * BERTH_NS_PER_MS : 0, 0);
         client_open(&client);
         struct berth_model *model = model_put(&stand, "echo", echo_config);
         ask_only(&stand, &client, model, 4);
@@ -868,6 +969,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_killed_child_is_replaced),
         cmocka_unit_test(kills_at_any_moment),
         cmocka_unit_test(an_idle_model_comes_back),
+        cmocka_unit_test(a_child_that_hangs_is_replaced),
+        cmocka_unit_test(drops_without_memory),
+        cmocka_unit_test(a_child_has_no_files_of_ours),
         cmocka_unit_test(a_child_that_does_not_start),
         cmocka_unit_test(nothing_a_child_says_is_believed),
         cmocka_unit_test(the_server_has_no_memory),

@@ -309,6 +309,33 @@ static void only_shared_memory_is_read(void **state)
     close(tensor.fd);
 }
 
+/* A message without bytes reads as the end, and what came with it is not kept. */
+static void an_empty_message_leaves_no_descriptor(void **state)
+{
+    int ends[2];
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control = {{0}};
+    struct msghdr head = {.msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
+    int fd = memfd_create("t", MFD_CLOEXEC); /* the next one has the next number */
+    struct cmsghdr *item = CMSG_FIRSTHDR(&head);
+    item->cmsg_level = SOL_SOCKET;
+    item->cmsg_type = SCM_RIGHTS;
+    item->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(item), &fd, sizeof(fd));
+    assert_int_equal(sendmsg(ends[0], &head, 0), 0);
+    assert_int_equal(berth_wire_receive(ends[1], &in, true), BERTH_WIRE_ENDED);
+    assert_int_equal(in.fd_count, 0);
+    int next = dup(fd);
+    assert_int_equal(next, fd + 1);
+    close(next);
+    close(fd);
+    close(ends[0]);
+    close(ends[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -320,6 +347,7 @@ int main(void)
         cmocka_unit_test(a_request_crosses),
         cmocka_unit_test(a_request_is_cut_or_has_no_memory),
         cmocka_unit_test(only_shared_memory_is_read),
+        cmocka_unit_test(an_empty_message_leaves_no_descriptor),
     };
     return cmocka_run_group_tests_name("worker_protocol", tests, NULL, NULL);
 }
