@@ -1,7 +1,8 @@
 /* gpu_probe.c - see gpu_probe.h. `berth-cuda --probe` prints a line for each GPU,
  *     cuda:0 BYTES BYTES_FREE NAME
  * and ends with 0, or prints a reason and ends with 1. A process of its own, so that this one links
- * no CUDA and a driver that hangs or crashes costs no more than the answer.
+ * no CUDA and a driver that hangs or crashes costs no more than the answer. Every wait has an end:
+ * a process that hangs in a driver does not even die when it is killed.
  */
 #include "cli/gpu_probe.h"
 
@@ -21,14 +22,18 @@
 #define BESIDE "berth-cuda"
 #define TEXT_MAX 1024
 #define WAIT_NS (20 * BERTH_NS_PER_S)
+#define KILLED_NS (2 * BERTH_NS_PER_S) /* then it is left to be */
+#define LOOK_US 1000
 
 extern char **environ;
 
 static enum berth_code find_program(const char *program, struct berth_gpu_found *out,
                                     struct berth_err *err);
-static enum berth_code run(const char *program, char *text, struct berth_err *err);
+static enum berth_code run(const char *program, uint64_t wait_ns, char *text,
+                           struct berth_err *err);
 static int spawn_with(pid_t *pid, const char *program, int out_fd);
-static bool read_all(int fd, char *text);
+static bool read_all(int fd, uint64_t t_end_ns, char *text);
+static bool reap(pid_t pid, uint64_t t_end_ns, int *status);
 
 enum berth_code berth_gpu_probe(const char *program, struct berth_gpu_found *out,
                                 struct berth_err *err)
@@ -36,7 +41,7 @@ enum berth_code berth_gpu_probe(const char *program, struct berth_gpu_found *out
     char text[TEXT_MAX] = "";
     *out = (struct berth_gpu_found){0};
     BERTH_TRY(find_program(program, out, err));
-    BERTH_TRY(run(out->program, text, err));
+    BERTH_TRY(run(out->program, WAIT_NS, text, err));
     text[strcspn(text, "\n")] = '\0';
     if (sscanf(text, "%15s %" SCNu64 " %" SCNu64 " %95[^\n]", out->device, &out->bytes,
                &out->bytes_free, out->name) != 4 ||
@@ -58,24 +63,28 @@ static enum berth_code find_program(const char *program, struct berth_gpu_found 
         memcpy(out->program, program, strlen(program) + 1);
         return BERTH_OK;
     }
-    ssize_t length = readlink("/proc/self/exe", out->program, size - sizeof(BESIDE) - 1);
-    out->program[length < 0 ? 0 : length] = '\0';
-    char *slash = strrchr(out->program, '/');
+    char own[sizeof(out->program)];
+    ssize_t length = readlink("/proc/self/exe", own, size - sizeof(BESIDE) - 1);
+    own[length < 0 ? 0 : length] = '\0';
+    char *slash = strrchr(own, '/');
     if (slash == NULL) {
         return berth_fail(err, BERTH_NOT_FOUND, "where this program lies cannot be told");
     }
     memcpy(slash + 1, BESIDE, sizeof(BESIDE));
+    memcpy(out->program, own, strlen(own) + 1);
     if (access(out->program, X_OK) != 0) {
         return berth_fail(err, BERTH_NOT_FOUND, "no berth-cuda beside berth");
     }
     return BERTH_OK;
 }
 
-static enum berth_code run(const char *program, char *text, struct berth_err *err)
+static enum berth_code run(const char *program, uint64_t wait_ns, char *text,
+                           struct berth_err *err)
 {
     int ends[2];
     pid_t pid = -1;
     int status = 0;
+    uint64_t t_end_ns = berth_clock_now_ns() + wait_ns;
     if (pipe2(ends, O_CLOEXEC) != 0) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no pipe to ask for a GPU: %s", strerror(errno));
     }
@@ -86,14 +95,11 @@ static enum berth_code run(const char *program, char *text, struct berth_err *er
         return berth_fail(err, BERTH_UNAVAILABLE, "cannot start %.150s: %s", program,
                           strerror(failed));
     }
-    bool ended = read_all(ends[0], text);
+    bool ended = read_all(ends[0], t_end_ns, text) && reap(pid, t_end_ns, &status);
     close(ends[0]);
     if (!ended) {
         kill(pid, SIGKILL);
-    }
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-    }
-    if (!ended) {
+        (void)reap(pid, berth_clock_now_ns() + KILLED_NS, &status);
         return berth_fail(err, BERTH_UNAVAILABLE, "%.150s --probe does not answer", program);
     }
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
@@ -132,17 +138,18 @@ static int spawn_with(pid_t *pid, const char *program, int out_fd)
 }
 
 /* Until it ends; false when that takes too long. text is cut at TEXT_MAX. */
-static bool read_all(int fd, char *text)
+static bool read_all(int fd, uint64_t t_end_ns, char *text)
 {
-    uint64_t t_end_ns = berth_clock_now_ns() + WAIT_NS;
     size_t used = 0;
     for (;;) {
         char rest[TEXT_MAX];
         uint64_t now_ns = berth_clock_now_ns();
         struct pollfd wait = {.fd = fd, .events = POLLIN};
-        if (now_ns >= t_end_ns ||
-            poll(&wait, 1, (int)((t_end_ns - now_ns) / BERTH_NS_PER_MS) + 1) == 0) {
+        if (now_ns >= t_end_ns) {
             return false;
+        }
+        if (poll(&wait, 1, (int)((t_end_ns - now_ns) / BERTH_NS_PER_MS) + 1) <= 0) {
+            continue; /* late, or interrupted */
         }
         ssize_t got = read(fd, rest, sizeof(rest));
         if (got < 0 && errno == EINTR) {
@@ -155,5 +162,20 @@ static bool read_all(int fd, char *text)
         size_t take = (size_t)got < TEXT_MAX - 1 - used ? (size_t)got : TEXT_MAX - 1 - used;
         memcpy(text + used, rest, take);
         used += take;
+    }
+}
+
+/* false: it is not gone by then. */
+static bool reap(pid_t pid, uint64_t t_end_ns, int *status)
+{
+    for (;;) {
+        pid_t got = waitpid(pid, status, WNOHANG);
+        if (got == pid || (got < 0 && errno != EINTR)) {
+            return true;
+        }
+        if (berth_clock_now_ns() >= t_end_ns) {
+            return false;
+        }
+        usleep(LOOK_US);
     }
 }
