@@ -107,7 +107,7 @@ enum berth_command {
       "a GPU; none: no GPU")                                                                       \
     X(COUNT, load_threads, "load-threads", BERTH_SERVING, "2", 1, 64, "models loaded at a time")   \
     X(BYTES, device_bytes_max, "device-bytes-max", BERTH_SERVING, "0", 0, 1e15,                    \
-      "memory the loaded models may hold together; 0: three quarters of the machine's")            \
+      "memory the models loaded on the CPU may hold together; 0: three quarters of the machine's") \
     X(TIME, load_backoff, "load-backoff", BERTH_CMD_SERVE, "10s", 0, 86400e9,                      \
       "how long a model that failed to load is refused before it is tried again")                  \
     X(COUNT, media_processes, "media-processes", BERTH_SERVING, "2", 1, 256, "decode processes")   \
