@@ -123,7 +123,7 @@ static void *alloc_memory(struct berth_parakeet_device *device, size_t bytes)
     }
     uintptr_t past = ((uintptr_t)memory + sizeof(void *)) % ALIGNMENT;
     char *aligned = memory + sizeof(void *) + (past == 0 ? 0 : ALIGNMENT - past);
-    memcpy(aligned - sizeof(void *), &memory, sizeof(void *));
+    memcpy(aligned - sizeof(memory), &memory, sizeof(memory));
     return aligned;
 }
 
