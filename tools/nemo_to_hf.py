@@ -64,8 +64,11 @@ def unpack(path, folder):
                         shutil.copyfileobj(source, out, 1 << 20)
                 elif name.endswith("tokenizer.model"):
                     tokenizer = read_member(archive, member, TOKENIZER_BYTES_MAX)
+    except FileNotFoundError:
+        raise Failure(f"there is no file {path}") from None
     except (tarfile.TarError, EOFError, OSError, UnicodeDecodeError) as error:
-        raise Failure(f"{path} is no whole .nemo: {error}") from None
+        first = str(error).split("\n", 1)[0].rstrip(":")  # the rest: each packing that was tried
+        raise Failure(f"{path} is no whole .nemo: {first}") from None
     if config is None or checkpoint is None:
         missing = "model_config.yaml" if config is None else "model_weights.ckpt"
         raise Failure(f"{path} holds no {missing}")
@@ -704,9 +707,10 @@ def nemo_to_hf(source, folder, dtype="keep"):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("nemo")
-    parser.add_argument("folder")
-    parser.add_argument("--dtype", choices=["keep", "bf16", "f32"], default="keep")
+    parser.add_argument("nemo", help="the .nemo file")
+    parser.add_argument("folder", help="where to write, as models/NAME")
+    parser.add_argument("--dtype", choices=["keep", "bf16", "f32"], default="keep",
+                        help="type of the weights written (default: keep, as in the file)")
     options = parser.parse_args()
     try:
         config = nemo_to_hf(options.nemo, options.folder, options.dtype)
