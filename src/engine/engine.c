@@ -4,6 +4,7 @@
  */
 #include "engine/engine.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -21,6 +22,8 @@ static const struct berth_engine_ops *const engines[] = {
 };
 
 static size_t started_count; /* engines[0..] that were started; the composition root's thread */
+
+static atomic_bool lost;
 
 const struct berth_engine_ops *berth_engine_find(const char *name)
 {
@@ -55,6 +58,16 @@ void berth_engines_finish(void)
             engines[started_count]->finish();
         }
     }
+}
+
+void berth_engines_lose(void)
+{
+    atomic_store(&lost, true);
+}
+
+bool berth_engines_lost(void)
+{
+    return atomic_load(&lost);
 }
 
 const char *berth_engine_name(size_t index)

@@ -10,6 +10,7 @@
 #ifndef BERTH_ENGINE_H
 #define BERTH_ENGINE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -121,6 +122,11 @@ const struct berth_engine_ops *berth_engine_find(const char *name);
 enum berth_code berth_engines_start(const struct berth_engine_env *env,
                                     struct berth_err *err) BERTH_MUST_USE;
 void berth_engines_finish(void);
+/* An engine says that this process can compute no more: its device had a fault that the process
+ * does not get over (law 8). A worker process that is lost ends, and is replaced. Any thread; for
+ * good. */
+void berth_engines_lose(void);
+bool berth_engines_lost(void);
 /* Names of the engines of this build; NULL past the last. */
 const char *berth_engine_name(size_t index);
 

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -133,7 +134,7 @@ int berth_worker_host_main(int argc, char **argv)
     } else if (!host->ended) {
         berth_log_err(BERTH_LOG_ERROR, "worker", 0, &err);
     }
-    good = (good || host->ended) && !host->wrong;
+    good = (good || host->ended) && !host->wrong && !berth_engines_lost();
     host_finish(host);
     return good ? 0 : 1;
 }
@@ -232,6 +233,12 @@ static void host_run(struct host *host)
             if (events[i].data.ptr != NULL) {
                 read_server(host);
             }
+        }
+        if (berth_engines_lost() && !host->ended) { /* what is done has been sent */
+            berth_log_error("worker", 0, "the device is lost to this process, which ends device=%s",
+                            host->device);
+            (void)shutdown(host->fd, SHUT_RDWR); /* to end what runs may take long */
+            host->ended = true;
         }
     }
 }

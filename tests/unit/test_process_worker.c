@@ -588,6 +588,27 @@ static void drops_without_memory(void **state)
     stand_close(&stand);
 }
 
+/* A child whose device is lost to it ends by itself, and another one serves. */
+static void a_lost_child_is_replaced(void **state)
+{
+    struct stand stand;
+    struct client client;
+    size_t asked = 0;
+    setenv("BERTH_TEST_LOST", "1", 1);
+    stand_open(&stand);
+    client_open(&client);
+    struct berth_model *model = model_put(&stand, "echo", echo_config);
+    pid_t pid = wait_for_child(0);
+    unsetenv("BERTH_TEST_LOST");
+    do {
+        ask_only(&stand, &client, model, 4);
+        client_wait(&client, ++asked);
+        assert_true(client.last.code == BERTH_OK || client.last.code == BERTH_UNAVAILABLE);
+    } while (child_pid() == pid || client.last.code != BERTH_OK);
+    berth_queue_finish(&client.queue);
+    stand_close(&stand);
+}
+
 static void a_child_has_no_files_of_ours(void **state)
 {
     struct stand stand;
@@ -940,6 +961,13 @@ static int liar_main(const char *lie)
     return 0;
 }
 
+static void *lose_soon(void *argument)
+{
+    usleep(200000);
+    berth_engines_lose();
+    return NULL;
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "worker") == 0) {
@@ -951,6 +979,11 @@ int main(int argc, char **argv)
         }
         if (fail != NULL) {
             berth_mem_fail_at(strtoull(fail, NULL, 10), false);
+        }
+        pthread_t thread;
+        if (getenv("BERTH_TEST_LOST") != NULL &&
+            pthread_create(&thread, NULL, lose_soon, NULL) == 0) {
+            pthread_detach(thread);
         }
         int status = berth_worker_host_main(argc, argv);
         return status == 0 && berth_mem_bytes_live() != 0 ? 77 : status;
@@ -971,6 +1004,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(an_idle_model_comes_back),
         cmocka_unit_test(a_child_that_hangs_is_replaced),
         cmocka_unit_test(drops_without_memory),
+        cmocka_unit_test(a_lost_child_is_replaced),
         cmocka_unit_test(a_child_has_no_files_of_ours),
         cmocka_unit_test(a_child_that_does_not_start),
         cmocka_unit_test(nothing_a_child_says_is_believed),

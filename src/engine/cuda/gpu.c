@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/engine.h"
+
 #define PREFIX "cuda:"
 #define DEVICES_MAX 1024
 
@@ -86,9 +88,31 @@ enum berth_code berth_gpu_describe(int device, struct berth_gpu_facts *out, stru
     return BERTH_OK;
 }
 
+void berth_gpu_note(cudaError_t status)
+{
+    switch ((int)status) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+        berth_engines_lose();
+        break;
+    default:
+        break;
+    }
+}
+
 enum berth_code berth_gpu_fail(struct berth_err *err, cudaError_t status, const char *doing)
 {
     (void)cudaGetLastError(); /* one that is not sticky is told once */
+    berth_gpu_note(status);
     return berth_fail(err, BERTH_UNAVAILABLE, "CUDA, %s: %s (%s)", doing,
                       cudaGetErrorString(status), cudaGetErrorName(status));
 }

@@ -30,7 +30,10 @@ struct berth_gpu_facts {
 /* Makes the GPU this thread's, and tells of it. */
 enum berth_code berth_gpu_describe(int device, struct berth_gpu_facts *out,
                                    struct berth_err *err) BERTH_MUST_USE;
-/* Fills err with what was being done and CUDA's own name and text; UNAVAILABLE (C2). */
+/* Every error of CUDA's, or its driver's, which has the same numbers, comes by here: after one that
+ * poisons the context this process is lost (C2). */
+void berth_gpu_note(cudaError_t status);
+/* Notes it, and fills err with what was being done and CUDA's own name and text; UNAVAILABLE. */
 enum berth_code berth_gpu_fail(struct berth_err *err, cudaError_t status, const char *doing);
 
 #ifdef __cplusplus

@@ -212,6 +212,7 @@ static enum berth_code fail(struct berth_err *err, CUresult status, const char *
 {
     const char *name = NULL;
     const char *text = NULL;
+    berth_gpu_note((cudaError_t)status);
     (void)driver.error_name(status, &name);
     (void)driver.error_string(status, &text);
     return berth_fail(err, BERTH_UNAVAILABLE, "CUDA, %s: %s (%s)", doing,
