@@ -422,13 +422,16 @@ static void test_rounding(void **state)
         {0x33C00000, 0x0002}, {0x33800000, 0x0001}, {0xB3000001, 0x8001}, {0x33000000, 0x0000},
         {0x00000001, 0x0000}, {0x80000000, 0x8000},
     };
-    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
-        model_write(folder, &tiny,
-                    &(struct model_wish){.poisoned = "joint.head.bias", .poison = cases[i].from});
-        assert_int_equal(load(&tiny, BERTH_PARAKEET_F16, 1, &span, &err), BERTH_OK);
-        berth_parakeet_weights_place(&tiny, BERTH_PARAKEET_F16, span.bytes, weights);
+    for (size_t i = 0; i < 2 * BERTH_COUNT_OF(cases); i++) {
+        struct berth_parakeet_config config = tiny;
+        config.vocabulary += i % 2; /* the last of 16, or one past eights: two ways to round */
+        model_write(folder, &config,
+                    &(struct model_wish){.poisoned = "joint.head.bias",
+                                         .poison = cases[i / 2].from});
+        assert_int_equal(load(&config, BERTH_PARAKEET_F16, 1, &span, &err), BERTH_OK);
+        berth_parakeet_weights_place(&config, BERTH_PARAKEET_F16, span.bytes, weights);
         assert_int_equal(((const uint16_t *)weights->head.bias)[weights->head.out - 1],
-                         cases[i].to);
+                         cases[i / 2].to);
         drop(&span);
     }
     static const uint32_t large[] = {0x7F7FFFFF, 0x477FF000, 0xC7800000};
