@@ -340,7 +340,7 @@ def scalar(text):
         def escape(match):
             code = match.group(1)
             return chr(int(code[1:], 16)) if len(code) > 1 else short.get(code, code)
-        return re.sub(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U00[01][0-9A-Fa-f]{5}|.)", escape,
+        return re.sub(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U00(?:0[0-9A-Fa-f]|10)[0-9A-Fa-f]{4}|.)", escape,
                       text[1:-1])
     text = re.sub(r"\s+#.*$", "", text)
     if text in ("null", "~", "", "Null", "NULL"):
@@ -369,7 +369,7 @@ def must_be(section, key, allowed, default):
 
 def number(section, key, default=None):
     value = section.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise Failure(f"model_config.yaml: {key} is {value!r}, no number")
     return value
 
@@ -689,7 +689,10 @@ def nemo_to_hf(source, folder, dtype="keep"):
                    for name, tensor in rename(read_checkpoint(checkpoint)).items()}
         check_head(config, tensors)
         types = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-        config["dtype"] = types[tensors["encoder.subsampling.linear.weight"].dtype]
+        first = tensors.get("encoder.subsampling.linear.weight")
+        if first is None or first.dtype not in types:
+            raise Failure("the weights hold no encoder.pre_encode.out.weight of floating type")
+        config["dtype"] = types[first.dtype]
         folder.mkdir(parents=True, exist_ok=True)
         files = {"config.json": config, "generation_config.json": generation,
                  "preprocessor_config.json": front, "tokenizer.json": tokenizer_json(pieces, kind),

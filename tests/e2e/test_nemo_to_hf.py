@@ -415,6 +415,7 @@ def test_names_in_the_archive_become_no_paths(tmp_path, weights):
     ("joint_hidden: 320\n    act", "joint_hidden: 640\n    act", "joint_hidden is 640"),
     ("normalize: per_feature", "normalize: all_features", "normalize is"),
     ("n_layers: 6", "n_layers: six", "n_layers is 'six', no number"),
+    ("n_layers: 6", "n_layers: 1e999", "n_layers is inf, no number"),
     ("durations: [0, 1, 2, 3, 4]", "durations: [0, 1, 2, 3]", "joint.head.bias has the shape"),
     ("durations: [0, 1, 2, 3, 4]", "durations: [0, -1]", "durations are"),
     ("encoder:\n", "encodes:\n", "no section encoder"),
@@ -432,6 +433,8 @@ def test_tensors_of_another_model(tmp_path):
     fails(tmp_path, write_nemo(path, nano_checkpoint(strange)), "moe.weight belongs to no part")
     headless = nano_checkpoint(without="joint.head.bias")
     fails(tmp_path, write_nemo(path, headless), "no joint.head.bias")
+    bodiless = nano_checkpoint(without="encoder.subsampling.linear.weight")
+    fails(tmp_path, write_nemo(path, bodiless), "no encoder.pre_encode.out.weight")
 
 
 def test_yaml():
@@ -441,4 +444,5 @@ def test_yaml():
         ("a", "b", "c"))
     assert sections["a"] == ["it's", "\u2581\n", "plain, with more", -1, 1e-05, [1, 2.5, "x"],
                              [1, 2], {"k": "v", "l": [3]}, ":", "#", None]
+    assert nemo_to_hf.scalar('"\\U0010ffff \\U00110000"') == "\U0010ffff U00110000"  # past the last
     assert sections["b"] is True and sections["c"] == {"d": {"e": []}}

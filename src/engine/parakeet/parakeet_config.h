@@ -49,7 +49,8 @@ struct berth_parakeet_config {
     float preemphasis; /* 0.97 */
 };
 
-/* BAD_MODEL (or what the project uses for broken files) with file and field in err's text. */
+/* INVALID for broken files, UNSUPPORTED for what the engine does not run, NOT_FOUND where one is
+ * missing: with file and field in err's text. */
 enum berth_code berth_parakeet_config_read(const char *folder, struct berth_parakeet_config *out,
                                            struct berth_err *err) BERTH_MUST_USE;
 
