@@ -102,6 +102,9 @@ static int embedded(const struct berth_config *config, struct berth_transcript_s
                 fprintf(stderr, "%s:\n", work.path);
             }
             fwrite(out.bytes, 1, out.length, stdout);
+            if (out.length > 0 && out.bytes[out.length - 1] != '\n') {
+                putchar('\n');
+            }
             fflush(stdout);
         } else {
             status = berth_cli_fail_file(work.path, &err);

@@ -19,6 +19,7 @@ static void answer_waiting(struct berth_runtime *runtime, const struct berth_err
 static void refuse(struct berth_ticket *ticket, enum berth_code code, uint32_t retry_ms,
                    const char *text);
 static void try_after(struct berth_runtime *runtime, const struct berth_err *err);
+static bool asks_for_gpu(const struct berth_model_spec *spec);
 
 struct berth_runtime *berth_runtime_of(struct berth_sched *sched, struct berth_model *model)
 {
@@ -157,11 +158,14 @@ void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy
     berth_spec_release(spec);
     berth_model_set_state(model, BERTH_STATE_WARM, "");
     berth_log_info("sched", 0,
-                   "loaded model=%s version=%" PRIu64 " bytes=%" PRIu64 " ms=%" PRIu64
+                   "loaded model=%s version=%" PRIu64 " device=%s bytes=%" PRIu64 " ms=%" PRIu64
                    " instances=%zu batcher=%s",
-                   model->name, model->version, copy->lease.bytes,
+                   model->name, model->version, copy->device->worker->device, copy->lease.bytes,
                    (copy->sched->now_ns - copy->t_load_sent_ns) / BERTH_NS_PER_MS,
                    copy->seat_count, copy->batcher->ops->name);
+    if (asks_for_gpu(copy->spec) && !berth_worker_is_gpu(copy->device->worker)) {
+        berth_log_warn("sched", 0, "asks for KIND_GPU and runs on the CPU model=%s", model->name);
+    }
     if (old != NULL) {
         berth_copy_retire(old);
     }
@@ -289,4 +293,14 @@ static void try_after(struct berth_runtime *runtime, const struct berth_err *err
     } else if (berth_runtime_load(runtime, spec, &fault) != BERTH_OK) {
         berth_ops_settle(runtime, &fault);
     }
+}
+
+static bool asks_for_gpu(const struct berth_model_spec *spec)
+{
+    for (size_t i = 0; i < spec->group_count; i++) {
+        if (spec->groups[i].kind == BERTH_KIND_GPU) {
+            return true;
+        }
+    }
+    return false;
 }

@@ -123,16 +123,14 @@ static void *alloc_memory(struct berth_parakeet_device *device, size_t bytes)
     }
     uintptr_t past = ((uintptr_t)memory + sizeof(void *)) % ALIGNMENT;
     char *aligned = memory + sizeof(void *) + (past == 0 ? 0 : ALIGNMENT - past);
-    memcpy(aligned - sizeof(memory), &memory, sizeof(memory));
+    ((void **)(void *)aligned)[-1] = memory;
     return aligned;
 }
 
 static void free_shared(struct berth_parakeet_device *device, void *memory)
 {
     if (memory != NULL) {
-        void *whole = NULL;
-        memcpy(&whole, (char *)memory - sizeof(void *), sizeof(void *));
-        berth_free(whole);
+        berth_free(((void **)memory)[-1]);
     }
 }
 
