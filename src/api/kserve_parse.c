@@ -193,6 +193,10 @@ static enum berth_code parse_parameters(struct berth_kserve_form *form,
             "Unable to parse 'parameters': attempt to access JSON non-object as object");
     }
     size_t count = berth_json_count(parameters);
+    if (count > BERTH_KSERVE_PARAMETERS_MAX) { /* each is looked for among those before it */
+        return berth_fail_field(err, BERTH_INVALID, "parameters", "more than %d parameters",
+                                BERTH_KSERVE_PARAMETERS_MAX);
+    }
     request->params.items = berth_arena_alloc(&request->arena,
                                               (count + 1) * sizeof(struct berth_param));
     if (request->params.items == NULL) {

@@ -13,6 +13,7 @@
 #include "request/request.h"
 
 #define BERTH_KSERVE_IO_MAX 256
+#define BERTH_KSERVE_PARAMETERS_MAX 256
 
 /* What goes in, and how the answer must look. */
 struct berth_kserve_form {

@@ -144,6 +144,8 @@ BAD = [
      b'"parameters":{"binary_data_size":-4}}]}', 500, "binary_data_size"),
     ("NUL in a name", b'{"inputs":[{"name":"INPUT0\\u0000","shape":[1,1],"datatype":"FP32","data":[1]}]}', 500, "NUL"),
     ("NUL in the id", b'{"id":"a\\u0000b","inputs":[]}', 500, "NUL"),
+    ("too many parameters", b'{"inputs":[],"parameters":{' + b",".join(b'"p%d":1' % i for i in range(257)) + b"}}", 400,
+     "more than 256 parameters"),
     ("batch 0", b'{"inputs":[{"name":"INPUT0","shape":[0,1],"datatype":"FP32","data":[]}]}', 400, "batch-size"),
 ]
 
