@@ -210,8 +210,8 @@ static bool too_big(const json_error_t *error)
 static void jansson_agrees_on_broken_texts(void **state)
 {
     static const char *const seeds[] = {
-        "{\"id\":\"3\",\"inputs\":[{\"name\":\"INPUT0\",\"shape\":[1,16],\"datatype\":\"FP32\","
-        "\"data\":[1,-2.5,3e2,0.1]}],\"parameters\":{\"binary_data_output\":true,\"x\":null}}",
+        ("{\"id\":\"3\",\"inputs\":[{\"name\":\"INPUT0\",\"shape\":[1,16],\"datatype\":\"FP32\","
+         "\"data\":[1,-2.5,3e2,0.1]}],\"parameters\":{\"binary_data_output\":true,\"x\":null}}"),
         "[\"\\u00e9\\ud83d\\ude00\\\\\\n\",{\"a\":{\"a\":[]},\"b\":false},[[[]]],-0,1e-7]",
         " { \"k\" : \"caf\xc3\xa9 \xf0\x9f\x98\x80\" } ",
     };
