@@ -120,6 +120,13 @@ struct berth_parakeet_ops {
     bool (*record)(struct berth_parakeet_device *device, uint64_t key);
     void (*play)(struct berth_parakeet_device *device, uint64_t key);
     void (*drop)(struct berth_parakeet_device *device);
+    /* Optional (CUDA). Makes the choices that linear needs for such a call, and keeps them for the
+     * process. Of in, out and residual it matters only whether there is a residual. False: they are
+     * not made (no memory, or no such product); linear makes them. */
+    bool (*prepare)(struct berth_parakeet_device *device,
+                    const struct berth_parakeet_linear_call *call);
+    /* Optional (CUDA). Bytes of the device that it holds for itself now, beside alloc's. */
+    uint64_t (*kept_bytes)(const struct berth_parakeet_device *device);
 
     /* Log-mel features, normalised over each row's own frames (README P2). pcm float32
      * [rows][padded.samples], of which only a row's own samples are looked at; a sample that is no

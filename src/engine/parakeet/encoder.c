@@ -459,6 +459,47 @@ static bool advance_recorded(struct berth_parakeet_run *run)
     return false;
 }
 
+uint32_t berth_parakeet_products(const struct berth_parakeet_config *config,
+                                 const struct berth_parakeet_weights *weights,
+                                 const struct berth_parakeet_shape *shape,
+                                 struct berth_parakeet_linear_call *out)
+{
+    const struct berth_parakeet_layer *layer = &weights->layers[0]; /* the others are alike */
+    const uint64_t frames = (uint64_t)shape->rows * shape->padded.frames;
+    const uint64_t quarter = (uint64_t)shape->rows * shape->padded.quarter;
+    const struct {
+        const struct berth_parakeet_linear *linear;
+        uint64_t n;
+        enum berth_parakeet_activation activation;
+        bool stream, residual;
+    } all[BERTH_PARAKEET_PRODUCTS_MAX] = {
+        {&weights->second_point, quarter * (config->mels / 4), BERTH_PARAKEET_RELU, false, false},
+        {&weights->third_point, frames * (config->mels / 8), BERTH_PARAKEET_RELU, false, false},
+        {&weights->subsample_out, frames, BERTH_PARAKEET_NONE, true, false},
+        {&layer->ff1_up, frames, BERTH_PARAKEET_SILU, false, false},
+        {&layer->ff1_down, frames, BERTH_PARAKEET_NONE, true, true},
+        {&layer->qkv, frames, BERTH_PARAKEET_NONE, false, false},
+        {&layer->attention_out, frames, BERTH_PARAKEET_NONE, true, true},
+        {&layer->conv_in, frames, BERTH_PARAKEET_NONE, false, false},
+        {&layer->conv_out, frames, BERTH_PARAKEET_NONE, true, true},
+        {&weights->projector, frames, BERTH_PARAKEET_NONE, false, false},
+    };
+    uint32_t count = 0;
+    for (size_t i = 0; i < BERTH_COUNT_OF(all); i++) {
+        if (all[i].linear->weight != NULL) { /* CTC has no projector */
+            out[count++] = (struct berth_parakeet_linear_call){
+                .linear = all[i].linear,
+                .residual = all[i].residual ? weights : NULL, /* something that is there */
+                .stream = all[i].stream,
+                .scale = 1.0F,
+                .activation = all[i].activation,
+                .n = all[i].n,
+            };
+        }
+    }
+    return count;
+}
+
 /* Gives rows that were stopped a length of 0. False: no row is left. */
 static bool take_out_stopped(struct berth_parakeet_run *run)
 {

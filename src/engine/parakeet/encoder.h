@@ -25,6 +25,15 @@ enum berth_code berth_parakeet_net_create(const struct berth_parakeet_ops *ops,
                                           struct berth_err *err) BERTH_MUST_USE;
 void berth_parakeet_net_destroy(struct berth_parakeet_net *net); /* NULL is fine */
 
+/* The products of a run of that shape, each kind once, for the back end's prepare: n, the matrix,
+ * the output's type, the activation, and whether there is a residual are as in the run. Returns how
+ * many. */
+#define BERTH_PARAKEET_PRODUCTS_MAX 10
+uint32_t berth_parakeet_products(const struct berth_parakeet_config *config,
+                                 const struct berth_parakeet_weights *weights,
+                                 const struct berth_parakeet_shape *shape,
+                                 struct berth_parakeet_linear_call *out);
+
 /* A bucket's memory: buffers, counts, results. Kept for the bucket's life, so that a recorded graph
  * stays true. */
 struct berth_parakeet_run;

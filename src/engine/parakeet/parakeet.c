@@ -18,6 +18,7 @@
 #include "engine/engines.h"
 #include "engine/parakeet/encoder.h"
 #include "engine/parakeet/parakeet_row.h"
+#include "engine/parakeet/prepare.h"
 #include "engine/whisper/languages.h"
 
 #define SLOTS_MAX BERTH_STEP_EVENTS_MAX
@@ -54,6 +55,7 @@ struct berth_engine_model {
     uint64_t weight_bytes;
     uint64_t bytes; /* without weights and instances */
     _Atomic uint64_t instance_bytes;
+    struct berth_parakeet_preparer preparer;
 };
 
 /* A bucket's memory that is kept. */
@@ -77,7 +79,8 @@ struct berth_instance {
     struct berth_parakeet_net *net;
     struct berth_parakeet_row *rows; /* by slot */
     struct kept_run runs[RUNS_MAX];
-    uint64_t bytes; /* but for runs */
+    uint64_t bytes; /* but for runs and what the device keeps */
+    uint64_t kept_bytes;
     uint64_t run_bytes;
     uint64_t run_bytes_max;
     struct kept_run *active; /* NULL: no run is under way */
@@ -266,11 +269,32 @@ static void make_buckets(struct berth_engine_model *model, uint64_t window_secon
     model->base.window_samples = samples - samples % BERTH_PARAKEET_FRAME_SAMPLES;
 }
 
+static uint32_t bucket_rows_max(const struct berth_engine_model *model, uint32_t bucket)
+{
+    return rows_max(model->slot_count, model->buckets[bucket].samples / BERTH_SPEECH_RATE);
+}
+
+/* Every bucket a run may have, in the order in which load grows. */
+static void list_shapes(struct berth_engine_model *model)
+{
+    struct berth_parakeet_preparer *preparer = &model->preparer;
+    for (uint32_t rows = 1; rows <= SLOTS_MAX; rows *= 2) {
+        for (uint32_t i = 0; i < model->bucket_count; i++) {
+            if (rows <= bucket_rows_max(model, i)) {
+                BERTH_ASSERT(preparer->shape_count < BERTH_PARAKEET_SHAPES_MAX);
+                preparer->shapes[preparer->shape_count++] =
+                    (struct berth_parakeet_shape){.rows = rows, .padded = model->buckets[i]};
+            }
+        }
+    }
+}
+
 static void model_detach(struct berth_engine_model *model)
 {
     if (model == NULL) {
         return;
     }
+    berth_parakeet_preparer_stop(&model->preparer);
     berth_parakeet_pieces_destroy(model->pieces);
     berth_free(model->languages);
     berth_free(model);
@@ -314,6 +338,12 @@ static enum berth_code model_attach(const struct berth_model_spec *spec, struct 
     model->slot_count = choices.slot_count;
     model->bytes = sizeof(*model) + berth_parakeet_pieces_bytes(model->pieces);
     make_buckets(model, choices.window_seconds);
+    list_shapes(model);
+    model->preparer.ops = model->ops;
+    model->preparer.device_name = device_name();
+    model->preparer.model_name = spec->name;
+    model->preparer.config = &model->config;
+    model->preparer.weights = &model->weights;
     *out = model;
     return BERTH_OK;
 }
@@ -337,11 +367,6 @@ static uint32_t bucket_of(const struct berth_engine_model *model, size_t samples
         bucket++; /* the last holds every window */
     }
     return bucket;
-}
-
-static uint32_t bucket_rows_max(const struct berth_engine_model *model, uint32_t bucket)
-{
-    return rows_max(model->slot_count, model->buckets[bucket].samples / BERTH_SPEECH_RATE);
 }
 
 static void forget_run(struct berth_instance *instance, struct kept_run *kept)
@@ -432,7 +457,7 @@ static void instance_destroy(struct berth_instance *instance)
     if (instance->device != NULL) {
         instance->model->ops->close(instance->device);
     }
-    atomic_fetch_sub(&instance->model->instance_bytes, instance->bytes);
+    atomic_fetch_sub(&instance->model->instance_bytes, instance->bytes + instance->kept_bytes);
     berth_free(instance->rows);
     berth_free(instance);
 }
@@ -684,10 +709,22 @@ static void begin_run(struct berth_instance *instance, struct berth_step_result 
     berth_parakeet_run_begin(instance->active->run, samples);
 }
 
+/* What the device holds for itself grows with the runs. */
+static void count_kept(struct berth_instance *instance)
+{
+    const struct berth_parakeet_ops *ops = instance->model->ops;
+    if (ops->kept_bytes != NULL) {
+        uint64_t bytes = ops->kept_bytes(instance->device);
+        atomic_fetch_add(&instance->model->instance_bytes, bytes - instance->kept_bytes);
+        instance->kept_bytes = bytes;
+    }
+}
+
 static void end_run(struct berth_instance *instance, struct berth_step_result *out)
 {
     struct berth_parakeet_tokens tokens;
     struct berth_err err = {.code = BERTH_OK};
+    count_kept(instance);
     if (berth_parakeet_run_finish(instance->active->run, &tokens, &err) != BERTH_OK) {
         fail_uses(instance, &err, out);
         return;
@@ -703,6 +740,7 @@ static void end_run(struct berth_instance *instance, struct berth_step_result *o
     }
     instance->use_count = 0;
     instance->active = NULL;
+    berth_parakeet_preparer_start(&instance->model->preparer);
 }
 
 /* Nobody waits for the run under way. */
@@ -755,6 +793,7 @@ static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
     uint64_t t_start_ns = berth_clock_now_ns();
     out->event_count = 0;
     out->steps = 0;
+    berth_parakeet_step_begin();
     do {
         end_cancelled(instance, out);
         if (out->event_count > 0 || live_count(instance) == 0) {
@@ -763,6 +802,7 @@ static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
         act(instance, out);
     } while (out->event_count == 0 && berth_clock_now_ns() - t_start_ns < budget_ns);
     out->live = live_count(instance);
+    berth_parakeet_step_end();
     return BERTH_OK;
 }
 

@@ -70,6 +70,7 @@ static enum berth_code device_open(const char *device, uint32_t threads,
     enum berth_code code = BERTH_OK;
     cudaError_t error = cudaSuccess;
     cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    int lowest = 0, highest = 0;
     (void)threads; /* the CPU's */
     if (made == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for a device");
@@ -83,7 +84,10 @@ static enum berth_code device_open(const char *device, uint32_t threads,
     }
     error = device_ask(made);
     if (error == cudaSuccess) {
-        error = cudaStreamCreateWithFlags(&made->stream, cudaStreamNonBlocking);
+        error = cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    }
+    if (error == cudaSuccess) {
+        error = cudaStreamCreateWithPriority(&made->stream, cudaStreamNonBlocking, highest);
     }
     if (error == cudaSuccess) {
         error = cudaMalloc(&made->workspace, BERTH_PARAKEET_CUDA_WORKSPACE_BYTES);
@@ -93,6 +97,7 @@ static enum berth_code device_open(const char *device, uint32_t threads,
         code = berth_gpu_fail(err, error, "opening the GPU");
         goto out;
     }
+    made->kept_bytes = BERTH_PARAKEET_CUDA_WORKSPACE_BYTES;
     status = cublasLtCreate(&made->blas);
     if (status != CUBLAS_STATUS_SUCCESS) {
         code = berth_fail(err, BERTH_UNAVAILABLE, "cublasLt does not start: status %d",
@@ -237,6 +242,11 @@ static enum berth_code device_finish(struct berth_parakeet_device *device, struc
     return code;
 }
 
+static uint64_t device_kept_bytes(const struct berth_parakeet_device *device)
+{
+    return device->kept_bytes;
+}
+
 const struct berth_parakeet_ops berth_parakeet_cuda = {
     .name = "cuda",
     .element = BERTH_PARAKEET_F16,
@@ -253,6 +263,8 @@ const struct berth_parakeet_ops berth_parakeet_cuda = {
     .record = berth_parakeet_cuda_record,
     .play = berth_parakeet_cuda_play,
     .drop = berth_parakeet_cuda_drop,
+    .prepare = berth_parakeet_cuda_prepare,
+    .kept_bytes = device_kept_bytes,
     .features = berth_parakeet_cuda_features,
     .subsample_first = berth_parakeet_cuda_subsample_first,
     .subsample_third = berth_parakeet_cuda_subsample_third,

@@ -42,7 +42,7 @@ struct berth_parakeet_device {
     bool overlap;            /* a kernel may start before the one it follows has ended (9.0 on) */
     int shared_bytes_max;    /* shared memory a block may ask for */
     int64_t l2_bytes;
-    cudaStream_t stream;     /* all work, in order */
+    cudaStream_t stream;     /* all work, in order; of the highest priority */
     cublasLtHandle_t blas;
     void *workspace;         /* BERTH_PARAKEET_CUDA_WORKSPACE_BYTES, of the stream's products */
     cudaError_t error;       /* the first failure since finish; cudaSuccess: none */
@@ -50,6 +50,7 @@ struct berth_parakeet_device {
     bool recording;          /* the stream is being captured, mode relaxed */
     uint64_t recording_key;
     uint64_t play_count;
+    uint64_t kept_bytes;     /* the workspace, and what features.cu and decode.cu keep */
     struct berth_parakeet_cuda_graph graphs[BERTH_PARAKEET_CUDA_GRAPHS_MAX];
     /* What features.cu and decode.cu keep on the device from call to call (tables, a second
      * stream), made at their first call; close calls the two functions if they are set. */
@@ -80,6 +81,8 @@ void berth_parakeet_cuda_run(struct berth_parakeet_device *device,
 /* The table's operations by file. linear.c: */
 void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
                                 const struct berth_parakeet_linear_call *call);
+bool berth_parakeet_cuda_prepare(struct berth_parakeet_device *device,
+                                 const struct berth_parakeet_linear_call *call);
 /* Of the process: algorithms chosen so far (tests). */
 uint32_t berth_parakeet_cuda_algorithm_count(void);
 

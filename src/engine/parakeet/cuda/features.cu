@@ -173,6 +173,7 @@ static float *scratch(struct berth_parakeet_device *device, size_t bytes)
         return NULL;
     }
     next->bytes = bytes;
+    device->kept_bytes += bytes;
     next->older = last;
     device->features_kept = next;
     device->features_close = features_close;

@@ -6,8 +6,9 @@
  *
  * The algorithm of a product is chosen once in a process, for all devices' users alike (L7): the
  * heuristic's candidates are timed with weights that are not in the cache, as in a real pass, in a
- * graph on a stream and in memory of their own, which works while the device's stream is being
- * captured. Candidates that split the sum are only those that add their parts in a fixed order.
+ * graph on a stream (of the lowest priority) and in memory of their own, which works while the
+ * device's stream is being captured, and beside another device's work. Candidates that split the
+ * sum are only those that add their parts in a fixed order.
  * Rejected: the heuristic's first, up to 1.5 times slower for few rows; keeping choices in a file.
  */
 #include "engine/parakeet/cuda/linear.h"
@@ -15,7 +16,7 @@
 #include <float.h>
 #include <pthread.h>
 
-#define CHOICES_MAX 1024
+#define CHOICES_MAX 4096 /* a model has 9 a bucket: 423 with windows of 32 s, at most 585 */
 #define CANDIDATES_MAX 12
 #define REPEATS_MAX 20
 #define TIMINGS 3
@@ -45,6 +46,7 @@ static uint32_t choice_count;                     /* guarded by choices_mu */
 struct linear_product {
     struct linear_key key;
     float alpha, beta;
+    bool behind; /* nobody waits for it: rather no choice than one without timing */
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t weight, in, out;
 };
@@ -116,6 +118,21 @@ void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
     if (call->activation == BERTH_PARAKEET_SILU) {
         berth_parakeet_cuda_silu(device, call->out, call->n * linear->out);
     }
+}
+
+bool berth_parakeet_cuda_prepare(struct berth_parakeet_device *device,
+                                 const struct berth_parakeet_linear_call *call)
+{
+    struct linear_product product = {.behind = true};
+    cublasLtMatmulAlgo_t algorithm;
+    if (call->n == 0 || call->linear->in % 8 != 0) {
+        return false;
+    }
+    (void)cudaSetDevice(device->ordinal);
+    bool chosen = product_make(device, call, &product) == CUBLAS_STATUS_SUCCESS &&
+                  choose(device, &product, &algorithm);
+    product_finish(&product);
+    return chosen;
 }
 
 uint32_t berth_parakeet_cuda_algorithm_count(void)
@@ -258,7 +275,11 @@ static bool choose(struct berth_parakeet_device *device, const struct linear_pro
     }
     /* A full table chooses without timing: the answer has to be the same the next time. */
     bool full = berth_parakeet_cuda_algorithm_count() >= CHOICES_MAX;
-    *out = results[full ? 0 : fastest(device, product, results, count)].algo;
+    int best = full ? -1 : fastest(device, product, results, count);
+    if (best < 0 && product->behind) {
+        return false; /* the run that needs it chooses */
+    }
+    *out = results[best < 0 ? 0 : best].algo;
     choice_keep(&product->key, out);
     return true;
 }
@@ -308,13 +329,13 @@ static cublasStatus_t candidates_ask(struct berth_parakeet_device *device,
     return status;
 }
 
-/* Index of the fastest; the heuristic's order where times are within 2 %. */
+/* Index of the fastest; the heuristic's order where times are within 2 %. -1: none was timed. */
 static int fastest(struct berth_parakeet_device *device, const struct linear_product *product,
                    const cublasLtMatmulHeuristicResult_t *results, int count)
 {
     struct linear_bench bench = {0};
     float best_ms = FLT_MAX;
-    int best = 0;
+    int best = count > 1 ? -1 : 0;
     if (count > 1 && bench_make(device, product, &bench)) {
         for (int i = 0; i < count; i++) {
             float ms = bench_time(device, product, &bench, &results[i].algo);
@@ -348,7 +369,15 @@ static bool bench_make(struct berth_parakeet_device *device, const struct linear
     const uint64_t copies = 2 * (uint64_t)device->l2_bytes / bench->weight_bytes + 1;
     bench->copies = copies < bench->repeats ? (uint32_t)copies : bench->repeats;
     const size_t bytes = workspace + in_bytes + out_bytes + bench->copies * bench->weight_bytes;
-    if (cudaStreamCreateWithFlags(&bench->stream, cudaStreamNonBlocking) != cudaSuccess ||
+    size_t free_bytes = 0, total_bytes = 0;
+    int lowest = 0, highest = 0;
+    if (product->behind && (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess ||
+                            bytes > free_bytes / 4)) {
+        return false; /* what a run may need now stays there */
+    }
+    if (cudaDeviceGetStreamPriorityRange(&lowest, &highest) != cudaSuccess ||
+        cudaStreamCreateWithPriority(&bench->stream, cudaStreamNonBlocking, lowest) !=
+            cudaSuccess ||
         cudaEventCreate(&bench->begin) != cudaSuccess ||
         cudaEventCreate(&bench->end) != cudaSuccess ||
         cudaMallocAsync((void **)&bench->memory, bytes, bench->stream) != cudaSuccess) {

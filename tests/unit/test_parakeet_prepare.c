@@ -1,0 +1,323 @@
+/* What the engine prepares behind the first run, on a CPU that says it records: after the asked
+ * bucket all others, every product a run has and no other; not while a step is under way; leaving
+ * in the middle; and a device or memory that is not to be had. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#define berth_parakeet_backend fake_backend
+#include "engine/parakeet/parakeet.c"
+#undef berth_parakeet_backend
+
+#include "parakeet_golden.h"
+#include "speech_rig.h"
+
+#define CALLS_MAX 4096
+#define FAKE_BYTES 1000 /* what the device keeps, a run */
+
+/* What a choice is made for. */
+struct product {
+    uint64_t n;
+    uint32_t in, out;
+    enum berth_parakeet_activation activation;
+    bool stream, residual, bias;
+};
+
+static struct berth_parakeet_ops fake;
+static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
+static struct product prepared[CALLS_MAX]; /* guarded by mu, and what follows */
+static struct product multiplied[CALLS_MAX];
+static size_t prepared_count, multiplied_count;
+static size_t multiplied_before; /* products run when the first was prepared */
+static size_t open_count, open_max;
+static uint64_t n_max; /* no memory for products of more */
+static _Atomic uint32_t plays;
+static _Atomic(_Atomic bool *) wait_for; /* NULL: prepare returns at once */
+
+const struct berth_parakeet_ops *fake_backend(const char *device)
+{
+    return &fake;
+}
+
+static struct product product_of(const struct berth_parakeet_linear_call *call)
+{
+    return (struct product){.n = call->n,
+                            .in = call->linear->in,
+                            .out = call->linear->out,
+                            .activation = call->activation,
+                            .stream = call->stream,
+                            .residual = call->residual != NULL,
+                            .bias = call->linear->bias != NULL};
+}
+
+static bool has(const struct product *all, size_t count, const struct product *one)
+{
+    for (size_t i = 0; i < count; i++) {
+        const struct product *at = &all[i];
+        if (at->n == one->n && at->in == one->in && at->out == one->out &&
+            at->activation == one->activation && at->stream == one->stream &&
+            at->residual == one->residual && at->bias == one->bias) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static enum berth_code fake_open(const char *device, uint32_t threads,
+                                 struct berth_parakeet_device **out, struct berth_err *err)
+{
+    pthread_mutex_lock(&mu);
+    bool refused = open_count++ >= open_max;
+    pthread_mutex_unlock(&mu);
+    return refused ? berth_fail(err, BERTH_UNAVAILABLE, "no device for tests")
+                   : berth_parakeet_cpu.open(device, threads, out, err);
+}
+
+static void fake_linear(struct berth_parakeet_device *device,
+                        const struct berth_parakeet_linear_call *call)
+{
+    pthread_mutex_lock(&mu);
+    assert_true(multiplied_count < CALLS_MAX);
+    multiplied[multiplied_count++] = product_of(call);
+    pthread_mutex_unlock(&mu);
+    berth_parakeet_cpu.linear(device, call);
+}
+
+static bool fake_record(struct berth_parakeet_device *device, uint64_t key)
+{
+    return true;
+}
+
+static void fake_play(struct berth_parakeet_device *device, uint64_t key)
+{
+    atomic_fetch_add(&plays, 1);
+}
+
+static bool fake_prepare(struct berth_parakeet_device *device,
+                         const struct berth_parakeet_linear_call *call)
+{
+    pthread_mutex_lock(&mu);
+    multiplied_before = prepared_count == 0 ? multiplied_count : multiplied_before;
+    if (prepared_count < CALLS_MAX) {
+        prepared[prepared_count++] = product_of(call);
+    }
+    bool fits = call->n <= n_max;
+    pthread_mutex_unlock(&mu);
+    _Atomic bool *stopping = atomic_load(&wait_for);
+    while (stopping != NULL && !atomic_load(stopping)) {
+        (void)sched_yield();
+    }
+    return fits;
+}
+
+static uint64_t fake_kept_bytes(const struct berth_parakeet_device *device)
+{
+    return FAKE_BYTES * (uint64_t)atomic_load(&plays);
+}
+
+static int reset(void **state)
+{
+    fake = berth_parakeet_cpu;
+    fake.open = fake_open;
+    fake.linear = fake_linear;
+    fake.record = fake_record;
+    fake.play = fake_play;
+    fake.prepare = fake_prepare;
+    fake.kept_bytes = fake_kept_bytes;
+    prepared_count = multiplied_count = multiplied_before = open_count = 0;
+    open_max = SIZE_MAX;
+    n_max = UINT64_MAX;
+    atomic_store(&plays, 0);
+    atomic_store(&wait_for, NULL);
+    return 0;
+}
+
+static void rig_must(struct rig *rig)
+{
+    struct berth_err err = {.code = BERTH_OK};
+    if (rig_open(rig, &berth_engine_parakeet, golden_model(), NULL, &err) != BERTH_OK) {
+        fail_msg("%s", err.msg);
+    }
+}
+
+/* A recording of so many seconds, heard in a run of one row. */
+static void hear(struct rig *rig, size_t seconds)
+{
+    static struct job job;
+    size_t count = 0;
+    float *samples = golden_pcm(0, &count);
+    memset(&job, 0, sizeof(job));
+    assert_true(count >= seconds * BERTH_SPEECH_RATE);
+    job.samples = samples;
+    job.count = seconds * BERTH_SPEECH_RATE;
+    jobs_run(rig, &job, 1);
+    assert_int_equal(job.answer.code, BERTH_OK);
+    assert_true(job.answer.token_count > 0);
+    answer_drop(&job.answer);
+    berth_free(samples);
+}
+
+static size_t count_of(const size_t *counter)
+{
+    pthread_mutex_lock(&mu);
+    size_t count = *counter;
+    pthread_mutex_unlock(&mu);
+    return count;
+}
+
+/* Products of the model's buckets, as they are to be asked for. */
+static size_t wanted_count(const struct berth_engine_model *model)
+{
+    struct berth_parakeet_linear_call calls[BERTH_PARAKEET_PRODUCTS_MAX];
+    const struct berth_parakeet_preparer *preparer = &model->preparer;
+    size_t count = 0;
+    for (uint32_t i = 0; i < preparer->shape_count; i++) {
+        count += berth_parakeet_products(&model->config, &model->weights, &preparer->shapes[i],
+                                         calls);
+    }
+    return count;
+}
+
+static void wait_for_calls(size_t count)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+    while (count_of(&prepared_count) < count) {
+        (void)nanosleep(&moment, NULL);
+    }
+}
+
+static void test_rest_behind(void **state)
+{
+    struct rig rig;
+    rig_must(&rig);
+    const struct berth_parakeet_preparer *preparer = &rig.model->preparer;
+    size_t positions = count_of(&multiplied_count); /* of the instance, once */
+    assert_false(preparer->running);
+    hear(&rig, 3);
+    size_t asked = count_of(&multiplied_count);
+    assert_true(preparer->running);
+    size_t wanted = wanted_count(rig.model);
+    wait_for_calls(wanted);
+    assert_int_equal(count_of(&prepared_count), wanted);
+    assert_int_equal(multiplied_before, asked); /* the asked bucket was done */
+    uint32_t rows = 1;
+    assert_int_equal(preparer->shapes[0].rows, 1);
+    for (uint32_t i = 0; i < preparer->shape_count; i++) {
+        assert_true(preparer->shapes[i].rows >= rows);
+        rows = preparer->shapes[i].rows;
+    }
+    assert_int_equal(rows, 8);
+    hear(&rig, 2);
+    for (size_t i = positions; i < multiplied_count; i++) { /* nothing is left to choose */
+        assert_true(has(prepared, prepared_count, &multiplied[i]));
+    }
+    /* And nothing is prepared that the runs do not have. */
+    struct berth_parakeet_linear_call calls[BERTH_PARAKEET_PRODUCTS_MAX];
+    struct berth_parakeet_shape shape = {.rows = 1, .padded = rig.model->buckets[0]};
+    uint32_t count = berth_parakeet_products(&rig.model->config, &rig.model->weights, &shape,
+                                             calls);
+    for (uint32_t i = 0; i < count; i++) {
+        struct product one = product_of(&calls[i]);
+        assert_true(has(multiplied + asked, multiplied_count - asked, &one));
+    }
+    rig_close(&rig);
+    assert_int_equal(open_count, 2);
+}
+
+static void test_busy(void **state)
+{
+    struct rig rig;
+    rig_must(&rig);
+    berth_parakeet_step_begin(); /* of another instance */
+    hear(&rig, 2);
+    rig_close(&rig);
+    berth_parakeet_step_end();
+    assert_int_equal(prepared_count, 0);
+    assert_int_equal(open_count, 1);
+}
+
+static void test_detach_in_the_middle(void **state)
+{
+    struct rig rig;
+    rig_must(&rig);
+    atomic_store(&wait_for, &rig.model->preparer.stopping);
+    hear(&rig, 2);
+    wait_for_calls(1);
+    hear(&rig, 3); /* no run waits for what is being prepared */
+    rig_close(&rig);
+    assert_int_equal(prepared_count, 1);
+}
+
+static void test_less_is_prepared(void **state)
+{
+    struct rig rig;
+    rig_must(&rig);
+    n_max = rig.model->buckets[0].quarter * (rig.model->config.mels / 4); /* one row of 2 s */
+    hear(&rig, 2);
+    size_t wanted = wanted_count(rig.model);
+    wait_for_calls(wanted);
+    berth_parakeet_preparer_stop(&rig.model->preparer);
+    assert_int_equal(atomic_load(&rig.model->preparer.prepared), 1);
+    rig_close(&rig);
+
+    (void)reset(state);
+    open_max = 1;
+    rig_must(&rig);
+    hear(&rig, 2);
+    while (count_of(&open_count) < 2) {
+        (void)sched_yield();
+    }
+    hear(&rig, 2);
+    rig_close(&rig);
+    assert_int_equal(prepared_count, 0);
+
+    (void)reset(state);
+    fake.prepare = NULL;
+    rig_must(&rig);
+    hear(&rig, 2);
+    assert_false(rig.model->preparer.running);
+    rig_close(&rig);
+}
+
+static void test_kept_bytes(void **state)
+{
+    struct rig rig;
+    rig_must(&rig);
+    uint64_t model = berth_engine_parakeet.model_bytes(rig.model);
+    hear(&rig, 2);
+    uint64_t run = rig.instance->run_bytes;
+    assert_int_equal(berth_engine_parakeet.model_bytes(rig.model), model + run + FAKE_BYTES);
+    hear(&rig, 2);
+    assert_int_equal(berth_engine_parakeet.model_bytes(rig.model), model + run + 2 * FAKE_BYTES);
+    berth_engine_parakeet.instance_destroy(rig.instance);
+    rig.instance = NULL;
+    assert_int_equal(berth_engine_parakeet.model_bytes(rig.model), rig.model->bytes);
+    rig_close(&rig);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test_setup(test_rest_behind, reset),
+                                       cmocka_unit_test_setup(test_busy, reset),
+                                       cmocka_unit_test_setup(test_detach_in_the_middle, reset),
+                                       cmocka_unit_test_setup(test_less_is_prepared, reset),
+                                       cmocka_unit_test_setup(test_kept_bytes, reset)};
+    struct berth_err err = {.code = BERTH_OK};
+    struct berth_slabs_options options = {.bytes_budget = 64U << 20};
+    if (berth_slabs_create(&options, &rig_slabs, &err) != BERTH_OK) {
+        return 1;
+    }
+    struct berth_engine_env env = {.slabs = rig_slabs, .threads = 2, .device = "cpu:0"};
+    if (berth_engine_parakeet.start(&env, &err) != BERTH_OK) {
+        return 1;
+    }
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    berth_engine_parakeet.finish();
+    berth_slabs_destroy(rig_slabs);
+    return failed;
+}
