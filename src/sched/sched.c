@@ -402,6 +402,9 @@ static void close_all(struct berth_sched *sched)
 {
     handle_posts(sched);
     sched->closing = true;
+    for (size_t i = 0; i < sched->device_count; i++) {
+        atomic_store(&sched->devices[i].worker->closing, true); /* so that none hangs on for ever */
+    }
     berth_ops_close(sched);
     berth_tickets_refuse(sched, "the server is stopping");
     BERTH_LIST_EACH(link, &sched->runtimes) {

@@ -30,6 +30,7 @@
 #define REAP_NS (10 * BERTH_NS_PER_MS)    /* how often a child that ends is looked at */
 #define REAP_NS_MAX (2 * BERTH_NS_PER_S)  /* then its messages go home all the same */
 #define HANG_NS_DEFAULT (30 * BERTH_NS_PER_S)
+#define HANG_NS_CLOSING (5 * BERTH_NS_PER_S) /* once the server ends */
 #define HANG_LOOK_NS BERTH_NS_PER_S
 
 static void send(struct berth_worker *base, struct berth_worker_msg *msg);
@@ -292,7 +293,7 @@ static void tick(struct berth_process_worker *worker, uint64_t now_ns)
             if (!atomic_load(&worker->stop)) {
                 berth_log_warn("worker", 0, "%s device=%s", text, worker->base.device);
             }
-            fail_under_way(worker, text, !worker->was_ready);
+            fail_under_way(worker, text, !worker->was_ready || atomic_load(&worker->base.closing));
         } else if (child->state == BERTH_CHILD_DYING &&
                    now_ns - child->t_state_ns > REAP_NS_MAX) {
             fail_under_way(worker, "worker process was killed and does not end", true);
@@ -401,7 +402,11 @@ static bool hangs(const struct berth_process_worker *worker, struct berth_flight
 {
     uint64_t hang_ns_max = worker->options.hang_ns_max;
     hang_ns_max = hang_ns_max == 0 ? HANG_NS_DEFAULT : hang_ns_max;
-    if (flight->t_unwanted_ns == 0 && is_unwanted(flight)) {
+    bool closing = atomic_load(&worker->base.closing);
+    if (closing && hang_ns_max > HANG_NS_CLOSING) {
+        hang_ns_max = HANG_NS_CLOSING;
+    }
+    if (flight->t_unwanted_ns == 0 && (closing || is_unwanted(flight))) {
         flight->t_unwanted_ns = now_ns;
     }
     return flight->t_unwanted_ns != 0 && now_ns - flight->t_unwanted_ns > hang_ns_max;

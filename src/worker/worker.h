@@ -79,6 +79,7 @@ struct berth_worker {
     _Atomic uint64_t epoch;
     struct berth_post fault;     /* the controller sets deliver, before the first send */
     atomic_bool fault_out;       /* posted and not seen yet */
+    atomic_bool closing;         /* the server ends: nobody waits for anything any more */
     void *state;                 /* the controller's own */
 };
 

@@ -547,6 +547,30 @@ static void a_child_that_hangs_is_replaced(void **state)
     }
 }
 
+/* Stopped in the middle of a load that is still waited for: the end of the server ends it. */
+static void a_server_ends_though_its_child_hangs(void **state)
+{
+    struct stand stand;
+    struct client client;
+    stand_open_as(&stand, true, NULL, 0, 50 * BERTH_NS_PER_MS);
+    client_open(&client);
+    struct berth_model *echo = model_put(&stand, "echo", echo_config);
+    struct berth_model *cold = model_put(&stand, "cold", echo_config);
+    ask_only(&stand, &client, echo, 4);
+    client_wait(&client, 1);
+    kill(wait_for_child(0), SIGSTOP);
+    ask_only(&stand, &client, cold, 4);
+    while (berth_model_state(cold) != BERTH_STATE_LOADING) {
+        usleep(1000);
+    }
+    berth_sched_destroy(stand.sched);
+    stand.sched = NULL;
+    client_wait(&client, 2);
+    assert_int_equal(client.last.code, BERTH_UNAVAILABLE);
+    berth_queue_finish(&client.queue);
+    stand_close(&stand);
+}
+
 /* Steps fail, and mostly the drops of their rows too, for want of memory: the rows go home, nothing
  * of them is looked at afterwards, and the model, or its next copy, serves on. */
 static void drops_without_memory(void **state)
@@ -1001,6 +1025,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(kills_at_any_moment),
         cmocka_unit_test(an_idle_model_comes_back),
         cmocka_unit_test(a_child_that_hangs_is_replaced),
+        cmocka_unit_test(a_server_ends_though_its_child_hangs),
         cmocka_unit_test(drops_without_memory),
         cmocka_unit_test(a_lost_child_is_replaced),
         cmocka_unit_test(a_child_has_no_files_of_ours),
