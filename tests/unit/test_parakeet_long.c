@@ -12,6 +12,7 @@
 #include "parakeet_golden.h"
 #include "speech_rig.h"
 
+#define TAIL_SAMPLES 3840
 #define RATE 16000
 #define WORDS_MAX 16384
 
@@ -176,8 +177,9 @@ static void test_close(void **state)
     drop_recording(&recording);
 }
 
-/* What a window would leave of a clip: silence at its ends goes, at the start in whole frames. */
-static void trim(float *samples, size_t *count)
+/* What a window has of a clip with silence around it: at the start it goes in whole frames, of what
+ * is behind it 240 ms stay. Takes samples. */
+static float *as_a_window(float *samples, size_t *count)
 {
     size_t first = 0;
     while (*count > 0 && fabsf(samples[*count - 1]) < 1e-4F) {
@@ -188,7 +190,12 @@ static void trim(float *samples, size_t *count)
     }
     first -= first % 1280;
     *count -= first;
-    memmove(samples, samples + first, *count * sizeof(*samples));
+    float *padded = berth_alloc((*count + TAIL_SAMPLES) * sizeof(*padded)); /* zeroed */
+    assert_non_null(padded);
+    memcpy(padded, samples + first, *count * sizeof(*padded));
+    *count += TAIL_SAMPLES;
+    berth_free(samples);
+    return padded;
 }
 
 static int set_up(void **state)
@@ -201,7 +208,7 @@ static int set_up(void **state)
     for (int i = 0; i < GOLDEN_COUNT; i++) {
         static struct job job;
         clips[i] = golden_pcm(i, &clip_samples[i]);
-        trim(clips[i], &clip_samples[i]);
+        clips[i] = as_a_window(clips[i], &clip_samples[i]);
         memset(&job, 0, sizeof(job));
         job.samples = clips[i];
         job.count = clip_samples[i];
