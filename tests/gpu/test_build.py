@@ -90,7 +90,8 @@ def test_bundle_joins_to_a_tree_that_runs_by_itself(tmp_path):
     version = subprocess.run([tree / "bin" / "berth", "--version"], check=True, capture_output=True,
                              text=True, cwd=tmp_path, timeout=LIMIT_S).stdout
     assert version.startswith("berth ")
-    assert (tree / "models" / "parakeet-nano-en" / "model.safetensors").exists()
+    assert (tree / "models" / "parakeet-nano-en" / "1" / "model.safetensors").exists()
+    assert (tree / "models" / "parakeet-nano-en" / "config.pbtxt").exists()
     env = dict(os.environ, LD_LIBRARY_PATH=f"{tree / 'lib'}:{tree / 'cuda'}")
     for program in sorted((tree / "libexec").iterdir()):
         lines = subprocess.run(["ldd", program], check=True, capture_output=True, text=True,
