@@ -1,7 +1,8 @@
 /* prepare.c - the thread that chooses products' algorithms behind the first run.
  *
  * Only choices are made, not runs: they are most of what a bucket's first use costs, belong to the
- * process, and need neither weights nor a run's memory; recording a graph is a few ms. The thread
+ * process, and need no run's memory; recording a graph is a few ms. Of the weights a timing reads
+ * biases alone, but those where they lie: whoever takes weights away stops it first. The thread
  * stays out of the way by time (it waits for a pause) and by priority (the back end's), because a
  * choice timed beside a run is a worse one, and is kept for the life of the process.
  */
