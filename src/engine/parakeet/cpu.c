@@ -84,6 +84,7 @@ static enum berth_code open_device(const char *name, uint32_t threads,
     if (code != BERTH_OK) {
         goto out;
     }
+    threads = threads < BERTH_PARAKEET_THREADS_MAX ? threads : BERTH_PARAKEET_THREADS_MAX;
     code = berth_parakeet_pool_create(threads, &device->pool, err);
     if (code != BERTH_OK) {
         goto out;

@@ -312,7 +312,9 @@ static enum berth_code commit(struct berth_parakeet_row *row, size_t settled, bo
 {
     struct berth_parakeet_transcript transcript = {.word_count = 0};
     size_t done = 0;
-    struct berth_parakeet_heard heard = {.tokens = row->tokens + row->committed,
+    const struct berth_parakeet_token *fresh = row->tokens == NULL ? NULL
+                                                                   : row->tokens + row->committed;
+    struct berth_parakeet_heard heard = {.tokens = fresh,
                                          .count = settled - row->committed,
                                          .seconds = (double)row->audio.count / BERTH_SPEECH_RATE};
     BERTH_TRY(berth_parakeet_transcribe(row->base->pieces, &heard, &transcript, err));

@@ -52,10 +52,10 @@ void berth_parakeet_window_find(const struct berth_speech_audio *audio, size_t s
     }
     double power = 0;
     float peak = 0;
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count && (left > samples_max || peak < SILENCE); i++) {
         float sample = fabsf(sample_at(audio, out->start + i));
         peak = sample > peak ? sample : peak;
-        power += (double)sample * sample;
+        power += (double)sample * sample; /* only asked for when there is more */
     }
     out->silent = peak < SILENCE;
     if (left > samples_max) {
