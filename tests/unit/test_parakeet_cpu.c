@@ -635,11 +635,11 @@ static void every_task_runs_once(void **state)
 static void thread_counts_are_checked(void **state)
 {
     struct berth_err err = {0};
-    struct berth_parakeet_device *device = NULL;
-    assert_int_equal(ops->open("cpu:0", 0, &device, &err), BERTH_INVALID);
-    assert_null(device);
-    assert_int_equal(ops->open("cpu:0", 257, &device, &err), BERTH_OK); /* as many as it can use */
-    ops->close(device);
+    struct berth_parakeet_device *opened = NULL;
+    assert_int_equal(ops->open("cpu:0", 0, &opened, &err), BERTH_INVALID);
+    assert_null(opened);
+    assert_int_equal(ops->open("cpu:0", 257, &opened, &err), BERTH_OK); /* as many as it can use */
+    ops->close(opened);
 }
 
 int main(void)
