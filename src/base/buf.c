@@ -160,6 +160,30 @@ char *berth_buf_release(struct berth_buf *buf, size_t *length_out)
     return bytes;
 }
 
+size_t berth_utf8_put(char *out, uint32_t point)
+{
+    if (point < 0x80) {
+        out[0] = (char)point;
+        return 1;
+    }
+    if (point < 0x800) {
+        out[0] = (char)(0xC0 | point >> 6);
+        out[1] = (char)(0x80 | (point & 0x3F));
+        return 2;
+    }
+    if (point < 0x10000) {
+        out[0] = (char)(0xE0 | point >> 12);
+        out[1] = (char)(0x80 | (point >> 6 & 0x3F));
+        out[2] = (char)(0x80 | (point & 0x3F));
+        return 3;
+    }
+    out[0] = (char)(0xF0 | point >> 18);
+    out[1] = (char)(0x80 | (point >> 12 & 0x3F));
+    out[2] = (char)(0x80 | (point >> 6 & 0x3F));
+    out[3] = (char)(0x80 | (point & 0x3F));
+    return 4;
+}
+
 void berth_buf_utf8(struct berth_buf *buf, const char *bytes, size_t length)
 {
     while (length > 0) {

@@ -42,6 +42,8 @@ void berth_buf_utf8(struct berth_buf *buf, const char *bytes, size_t length);
 /* The character at the start of `length` (1 or more) bytes: returns how many bytes it takes; for
  * what is no UTF-8, sets BERTH_UTF8_INVALID and returns the bytes one U+FFFD stands for. */
 size_t berth_utf8_next(const char *bytes, size_t length, uint32_t *point);
+/* Writes a character (no surrogate, at most 0x10FFFF) as 1 to 4 bytes; returns how many. */
+size_t berth_utf8_put(char *out, uint32_t point);
 /* How many bytes of text are valid UTF-8, from the start (no surrogates, no overlong forms). */
 size_t berth_utf8_valid_length(const char *text, size_t length);
 /* The part without ASCII white space at its ends; *length becomes its length. */

@@ -32,7 +32,6 @@ static struct berth_json_value take(const char **at);
 static const char *decode_escape(const char *at, char *out, size_t *length);
 static bool is_hex(const char *at); /* four of them */
 static uint32_t read_hex(const char *at);
-static size_t put_utf8(uint32_t code, char *out);
 
 enum berth_code berth_json_check(const char *text, size_t length, struct berth_json_value *root,
                                  const char **what, size_t *position)
@@ -512,7 +511,7 @@ static const char *decode_escape(const char *at, char *out, size_t *length)
         code = 0x10000 + ((code - 0xd800) << 10) + (read_hex(at + 2) - 0xdc00);
         at += 6;
     }
-    *length = put_utf8(code, out);
+    *length = berth_utf8_put(out, code);
     return at;
 }
 
@@ -536,20 +535,4 @@ static uint32_t read_hex(const char *at)
         code = code << 4 | digit;
     }
     return code;
-}
-
-static size_t put_utf8(uint32_t code, char *out)
-{
-    if (code < 0x80) {
-        out[0] = (char)code;
-        return 1;
-    }
-    size_t length = code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
-    static const unsigned char first[] = {0, 0, 0xc0, 0xe0, 0xf0};
-    for (size_t i = length; i-- > 1;) {
-        out[i] = (char)(0x80 | (code & 0x3f));
-        code >>= 6;
-    }
-    out[0] = (char)(first[length] | code);
-    return length;
 }

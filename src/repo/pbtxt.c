@@ -11,6 +11,8 @@
 #include <ctype.h>
 #include <string.h>
 
+#include "base/buf.h"
+
 struct parser {
     const char *at;
     const char *end;
@@ -333,30 +335,6 @@ static size_t digits_take(struct parser *parser, unsigned base, size_t digits_ma
     return count;
 }
 
-static size_t utf8_put(char *out, uint32_t point)
-{
-    if (point < 0x80) {
-        out[0] = (char)point;
-        return 1;
-    }
-    if (point < 0x800) {
-        out[0] = (char)(0xC0 | point >> 6);
-        out[1] = (char)(0x80 | (point & 0x3F));
-        return 2;
-    }
-    if (point < 0x10000) {
-        out[0] = (char)(0xE0 | point >> 12);
-        out[1] = (char)(0x80 | (point >> 6 & 0x3F));
-        out[2] = (char)(0x80 | (point & 0x3F));
-        return 3;
-    }
-    out[0] = (char)(0xF0 | point >> 18);
-    out[1] = (char)(0x80 | (point >> 12 & 0x3F));
-    out[2] = (char)(0x80 | (point >> 6 & 0x3F));
-    out[3] = (char)(0x80 | (point & 0x3F));
-    return 4;
-}
-
 /* At the backslash. At most 4 bytes come out, never more than the escape is long. */
 static enum berth_code parse_escape(struct parser *parser, char *out, size_t *length)
 {
@@ -399,7 +377,7 @@ static enum berth_code parse_escape(struct parser *parser, char *out, size_t *le
     if (value > 0x10FFFF || (value >= 0xD800 && value <= 0xDFFF)) {
         return fail_here(parser, "an escape in a string is no character");
     }
-    *length = utf8_put(out, value);
+    *length = berth_utf8_put(out, value);
     return BERTH_OK;
 }
 
