@@ -25,6 +25,14 @@ static size_t started_count; /* engines[0..] that were started; the composition 
 
 static atomic_bool lost;
 
+struct berth_step_event *berth_step_event_add(struct berth_step_result *out, uint32_t slot)
+{
+    BERTH_ASSERT(out->event_count < BERTH_STEP_EVENTS_MAX);
+    struct berth_step_event *event = &out->events[out->event_count++];
+    *event = (struct berth_step_event){.slot = slot};
+    return event;
+}
+
 const struct berth_engine_ops *berth_engine_find(const char *name)
 {
     for (size_t i = 0; name != NULL && i < BERTH_COUNT_OF(engines); i++) {

@@ -67,6 +67,9 @@ struct berth_step_result {
     uint32_t steps; /* model calls made */
 };
 
+/* One more event for a slot; the caller has seen to it that there is room. */
+struct berth_step_event *berth_step_event_add(struct berth_step_result *out, uint32_t slot);
+
 struct berth_engine_model;
 struct berth_instance;
 

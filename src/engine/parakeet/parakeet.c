@@ -552,19 +552,11 @@ static void drop(struct berth_instance *instance, uint32_t slot)
 
 /* --- what a step brings forth --- */
 
-static struct berth_step_event *add_event(struct berth_step_result *out, uint32_t slot)
-{
-    BERTH_ASSERT(out->event_count < BERTH_STEP_EVENTS_MAX);
-    struct berth_step_event *event = &out->events[out->event_count++];
-    *event = (struct berth_step_event){.slot = slot};
-    return event;
-}
-
 /* Ends a row with an error. */
 static void fail_row(struct berth_instance *instance, uint32_t slot, const struct berth_err *why,
                      struct berth_step_result *out)
 {
-    struct berth_step_event *event = add_event(out, slot);
+    struct berth_step_event *event = berth_step_event_add(out, slot);
     event->final = true;
     event->err = *why;
     drop(instance, slot);
@@ -590,7 +582,7 @@ static void end_row(struct berth_instance *instance, uint32_t slot, struct berth
         fail_row(instance, slot, &err, out);
         return;
     }
-    struct berth_step_event *event = add_event(out, slot);
+    struct berth_step_event *event = berth_step_event_add(out, slot);
     event->part = part;
     event->final = true;
     drop(instance, slot);
@@ -616,7 +608,7 @@ static void report(struct berth_instance *instance, struct berth_step_result *ou
             continue;
         }
         if (row->unsent != NULL && berth_parakeet_row_part(row, false, &part, &err) == BERTH_OK) {
-            add_event(out, i)->part = part;
+            berth_step_event_add(out, i)->part = part;
         }
         if (ended) {
             end_row(instance, i, out);

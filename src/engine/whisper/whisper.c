@@ -304,19 +304,11 @@ static void drop(struct berth_instance *instance, uint32_t slot)
     berth_whisper_row_finish(&instance->rows[slot]);
 }
 
-static struct berth_step_event *add_event(struct berth_step_result *out, uint32_t slot)
-{
-    BERTH_ASSERT(out->event_count < BERTH_STEP_EVENTS_MAX);
-    struct berth_step_event *event = &out->events[out->event_count++];
-    *event = (struct berth_step_event){.slot = slot};
-    return event;
-}
-
 /* Ends a row with an error. */
 static void fail_row(struct berth_instance *instance, uint32_t slot, const struct berth_err *why,
                      struct berth_step_result *out)
 {
-    struct berth_step_event *event = add_event(out, slot);
+    struct berth_step_event *event = berth_step_event_add(out, slot);
     event->final = true;
     event->err = *why;
     drop(instance, slot);
@@ -357,7 +349,7 @@ static void follow_row(struct berth_instance *instance, uint32_t slot,
     }
     if (berth_whisper_row_has_news(row) &&
         berth_whisper_row_part(row, false, &part, &err) == BERTH_OK) {
-        add_event(out, slot)->part = part;
+        berth_step_event_add(out, slot)->part = part;
     }
     if (row->stage != BERTH_WHISPER_END) {
         return;
@@ -367,7 +359,7 @@ static void follow_row(struct berth_instance *instance, uint32_t slot,
         fail_row(instance, slot, &err, out);
         return;
     }
-    struct berth_step_event *event = add_event(out, slot);
+    struct berth_step_event *event = berth_step_event_add(out, slot);
     event->part = part;
     event->final = true;
     drop(instance, slot);
