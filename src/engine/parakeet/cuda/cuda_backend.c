@@ -27,7 +27,6 @@ void berth_parakeet_cuda_fail(struct berth_parakeet_device *device, const char *
     if (error == cudaSuccess || device->error_text[0] != '\0') {
         return;
     }
-    device->error = error;
     (void)snprintf(device->error_text, sizeof(device->error_text), "%s: %s", what,
                    cudaGetErrorString(error));
 }
@@ -237,7 +236,6 @@ static enum berth_code device_finish(struct berth_parakeet_device *device, struc
     }
     enum berth_code code = berth_fail(err, BERTH_UNAVAILABLE, "GPU: %s", device->error_text);
     device->error_text[0] = '\0';
-    device->error = cudaSuccess;
     (void)cudaGetLastError(); /* one that the context does not get over comes back by itself */
     return code;
 }

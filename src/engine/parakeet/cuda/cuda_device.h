@@ -45,8 +45,7 @@ struct berth_parakeet_device {
     cudaStream_t stream;     /* all work, in order; of the highest priority */
     cublasLtHandle_t blas;
     void *workspace;         /* BERTH_PARAKEET_CUDA_WORKSPACE_BYTES, of the stream's products */
-    cudaError_t error;       /* the first failure since finish; cudaSuccess: none */
-    char error_text[160];    /* what failed, and how; "" : nothing */
+    char error_text[160];    /* the first failure since finish, and how; "": none */
     bool recording;          /* the stream is being captured, mode relaxed */
     uint64_t recording_key;
     uint64_t play_count;
