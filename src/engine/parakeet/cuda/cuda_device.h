@@ -150,6 +150,8 @@ enum berth_code berth_parakeet_cuda_weights_load(const char *device,
 bool berth_parakeet_cuda_record(struct berth_parakeet_device *device, uint64_t key);
 void berth_parakeet_cuda_play(struct berth_parakeet_device *device, uint64_t key);
 void berth_parakeet_cuda_drop(struct berth_parakeet_device *device);
+/* Of the process: captures begun so far (tests). */
+uint32_t berth_parakeet_cuda_capture_count(void);
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,10 @@
  */
 #include "engine/parakeet/cuda/cuda_device.h"
 
+#include <stdatomic.h>
+
+static _Atomic uint32_t capture_count; /* of the process */
+
 static struct berth_parakeet_cuda_graph *find(struct berth_parakeet_device *device, uint64_t key);
 static struct berth_parakeet_cuda_graph *make_room(struct berth_parakeet_device *device);
 static void forget(struct berth_parakeet_device *device, struct berth_parakeet_cuda_graph *graph);
@@ -20,6 +24,7 @@ bool berth_parakeet_cuda_record(struct berth_parakeet_device *device, uint64_t k
     berth_parakeet_cuda_fail(device, "recording a graph", error);
     device->recording = error == cudaSuccess;
     device->recording_key = key;
+    atomic_fetch_add(&capture_count, 1);
     return true;
 }
 
@@ -64,6 +69,11 @@ void berth_parakeet_cuda_drop(struct berth_parakeet_device *device)
             forget(device, &device->graphs[i]);
         }
     }
+}
+
+uint32_t berth_parakeet_cuda_capture_count(void)
+{
+    return atomic_load(&capture_count);
 }
 
 static struct berth_parakeet_cuda_graph *find(struct berth_parakeet_device *device, uint64_t key)
