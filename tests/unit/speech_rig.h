@@ -1,4 +1,4 @@
-/* speech_rig.h - a native speech engine's model, loaded as a worker does it, and requests that are
+/* speech_rig.h - a speech engine's model, loaded as a worker does it, and requests that are
  * stepped until they are answered. Include it after cmocka.
  */
 #ifndef BERTH_SPEECH_RIG_H
@@ -81,13 +81,14 @@ static inline enum berth_code rig_open(struct rig *rig, const struct berth_engin
     }
     uint64_t bytes = 0;
     enum berth_code code = ops->describe(rig->spec, err);
-    if (code == BERTH_OK) {
+    bool native = ops->weights_load != NULL;
+    if (code == BERTH_OK && native) {
         code = ops->weights_bytes(rig->spec, &bytes, err);
     }
-    if (code == BERTH_OK) {
+    if (code == BERTH_OK && native) {
         code = berth_span_create(NULL, bytes, &rig->weights, err);
     }
-    if (code == BERTH_OK) {
+    if (code == BERTH_OK && native) {
         code = ops->weights_load(rig->spec, rig->weights, err);
     }
     if (code == BERTH_OK) {
@@ -119,6 +120,16 @@ static inline void answer_drop(struct answer *answer)
     berth_free(answer->stats);
     berth_free(answer->word_times);
     memset(answer, 0, sizeof(*answer));
+}
+
+/* What jobs heard, and their sounds, one each. */
+static inline void jobs_drop(struct job *jobs, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        answer_drop(&jobs[i].answer);
+        berth_free((void *)(uintptr_t)jobs[i].samples);
+    }
+    memset(jobs, 0, count * sizeof(*jobs));
 }
 
 static inline bool job_start(struct rig *rig, struct job *job)

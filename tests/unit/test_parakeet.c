@@ -26,15 +26,6 @@ static void rig_must(struct rig *rig, const char *key, const char *value)
     }
 }
 
-static void jobs_drop(struct job *jobs, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        answer_drop(&jobs[i].answer);
-        berth_free((void *)(uintptr_t)jobs[i].samples);
-    }
-    memset(jobs, 0, count * sizeof(*jobs));
-}
-
 static void golden_jobs(struct job *jobs)
 {
     memset(jobs, 0, GOLDEN_COUNT * sizeof(*jobs));

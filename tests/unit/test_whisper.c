@@ -5,264 +5,50 @@
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include <stddef.h>
 #include <unistd.h>
 #include <cmocka.h>
 
 #include <jansson.h>
 
-#include "base/mem.h"
-#include "engine/engines.h"
 #include "engine/whisper/whisper_row.h"
 #include "media/resample.h"
+#include "speech_rig.h"
 
 #define RATE 16000
-#define BUDGET_NS UINT64_C(50000000)
-#define TOKENS_MAX 4096
-#define TEXT_BYTES_MAX 8192
 
 static const struct berth_engine_ops *const ops = &berth_engine_whisper;
-static struct berth_slabs *slabs;
 static char source[1024];
 
 /* --- a model and what it is asked --- */
-
-struct rig {
-    struct berth_model_spec *spec;
-    struct berth_engine_model *model;
-    struct berth_instance *instance;
-};
-
-/* What one request brought. */
-struct answer {
-    enum berth_code code;
-    const char *field;
-    size_t parts;
-    char text[TEXT_BYTES_MAX];
-    char deltas[TEXT_BYTES_MAX]; /* texts of the parts that are not final */
-    char language[16];
-    double seconds;
-    size_t segments;
-    double stats[4];   /* of the first segment */
-    double times[2];
-    int32_t tokens[TOKENS_MAX];
-    size_t token_count;
-    double words[512][3];
-    char word_text[TEXT_BYTES_MAX]; /* ended by | each */
-    size_t word_count;
-};
-
-struct job {
-    const float *samples;
-    size_t count;
-    struct berth_param params[6];
-    size_t param_count;
-    struct answer answer;
-    struct berth_request *request;
-    uint32_t slot;
-    bool done;
-};
 
 static const struct berth_param with_words = {"word_timestamps", BERTH_PARAM_BOOL,
                                               {.boolean = true}};
 static const struct berth_param without_times = {"without_timestamps", BERTH_PARAM_BOOL,
                                                  {.boolean = true}};
 
-static enum berth_code rig_open(struct rig *rig, const char *folder, const char *slots,
-                                struct berth_err *err)
+static enum berth_code whisper_open(struct rig *rig, const char *folder, const char *slots,
+                                    struct berth_err *err)
 {
-    enum berth_code code = BERTH_UNAVAILABLE;
-    memset(rig, 0, sizeof(*rig));
-    rig->spec = berth_spec_create();
-    if (rig->spec == NULL) {
-        return code;
-    }
-    rig->spec->name = "whisper";
-    rig->spec->folder = folder;
-    rig->spec->folder_version = folder;
-    rig->spec->parameters = berth_arena_alloc(&rig->spec->arena, sizeof(*rig->spec->parameters));
-    if (rig->spec->parameters == NULL) {
-        return code;
-    }
-    rig->spec->parameters[0] = (struct berth_key_value){.key = "slots", .value = slots};
-    rig->spec->parameter_count = 1;
-    code = ops->describe(rig->spec, err);
-    if (code == BERTH_OK) {
-        code = ops->model_attach(rig->spec, (struct berth_span){.fd = -1}, &rig->model, err);
-    }
-    if (code == BERTH_OK) {
-        code = ops->instance_create(rig->model, 0, &rig->instance, err);
-    }
-    return code;
+    struct berth_key_value parameter = {.key = "slots", .value = slots};
+    return rig_open(rig, ops, folder, &parameter, err);
 }
 
-static void rig_close(struct rig *rig)
-{
-    ops->instance_destroy(rig->instance);
-    ops->model_detach(rig->model);
-    berth_spec_release(rig->spec);
-}
-
-static void rig_must(struct rig *rig, const char *name, const char *slots)
+static void whisper_must(struct rig *rig, const char *name, const char *slots)
 {
     static char path[2048]; /* the spec borrows it */
     struct berth_err err = {0};
     (void)snprintf(path, sizeof(path), "%s/%s", source, name);
-    if (rig_open(rig, path, slots, &err) != BERTH_OK) {
+    if (whisper_open(rig, path, slots, &err) != BERTH_OK) {
         fail_msg("%s", err.msg);
     }
-}
-
-static bool job_start(struct rig *rig, struct job *job)
-{
-    struct berth_row row = {0};
-    struct berth_err err = {0};
-    struct berth_request *request = berth_request_create(slabs, 1 << 16);
-    if (request == NULL) {
-        return false;
-    }
-    job->request = request;
-    request->inputs = berth_arena_alloc(&request->arena, sizeof(*request->inputs));
-    if (request->inputs == NULL) {
-        return false;
-    }
-    request->inputs[0] = (struct berth_tensor){
-        .name = "audio", .dtype = BERTH_DTYPE_FP32, .rank = 1, .dims = {(int64_t)job->count}};
-    request->input_count = 1;
-    if (job->count > 0) {
-        if (berth_slabs_take(slabs, job->count * sizeof(float), &request->media, &err) !=
-            BERTH_OK) {
-            return false;
-        }
-        request->inputs[0].range = request->media;
-        memcpy(berth_slabs_pointer(slabs, &request->media), job->samples,
-               job->count * sizeof(float));
-    }
-    request->params.items = job->params;
-    request->params.count = job->param_count;
-    row.request = request;
-    if (ops->admit(rig->instance, &row, 1, &err) != BERTH_OK) {
-        row.err = err;
-    }
-    job->answer.code = row.err.code;
-    job->answer.field = row.err.field;
-    job->slot = row.slot;
-    return row.err.code == BERTH_OK;
-}
-
-static const void *bytes_of(const struct berth_part *part, const char *name, size_t *count)
-{
-    const struct berth_tensor *tensor = berth_part_find(part, name);
-    assert_non_null(tensor);
-    *count = (size_t)tensor->dims[0];
-    return tensor->range.length == 0 ? NULL : berth_slabs_pointer(slabs, &tensor->range);
-}
-
-/* All strings of a tensor, one after another with `mark` behind each. */
-static void join_strings(const struct berth_part *part, const char *name, const char *mark,
-                         char *out)
-{
-    size_t count = 0;
-    size_t length = strlen(out);
-    const unsigned char *at = bytes_of(part, name, &count);
-    const unsigned char *end = at;
-    if (at != NULL) {
-        end = at + berth_part_find(part, name)->range.length;
-    }
-    for (size_t i = 0; i < count; i++) {
-        const char *text = NULL;
-        uint32_t bytes = 0;
-        assert_true(berth_bytes_next(&at, end, &text, &bytes));
-        assert_true(length + bytes + 2 < TEXT_BYTES_MAX);
-        memcpy(out + length, text, bytes);
-        length += bytes;
-        memcpy(out + length, mark, strlen(mark) + 1);
-        length += strlen(mark);
-    }
-}
-
-static void read_part(struct answer *answer, const struct berth_part *part)
-{
-    size_t count = 0;
-    answer->parts++;
-    if (!part->final) {
-        join_strings(part, "text", "", answer->deltas);
-        return;
-    }
-    join_strings(part, "text", "", answer->text);
-    answer->language[0] = '\0';
-    join_strings(part, "language", "", answer->language);
-    memcpy(&answer->seconds, bytes_of(part, "duration", &count), sizeof(double));
-    const double *stats = bytes_of(part, "segment_stats", &answer->segments);
-    const double *times = bytes_of(part, "segment_times", &count);
-    assert_int_equal(count, answer->segments);
-    if (stats != NULL) {
-        memcpy(answer->stats, stats, sizeof(answer->stats));
-        memcpy(answer->times, times, sizeof(answer->times));
-    }
-    const int32_t *tokens = bytes_of(part, "segment_tokens", &answer->token_count);
-    assert_true(answer->token_count <= TOKENS_MAX);
-    if (tokens != NULL) {
-        memcpy(answer->tokens, tokens, answer->token_count * sizeof(*tokens));
-    }
-    const double *words = bytes_of(part, "word_times", &answer->word_count);
-    assert_true(answer->word_count <= BERTH_COUNT_OF(answer->words));
-    if (words != NULL) {
-        memcpy(answer->words, words, answer->word_count * sizeof(answer->words[0]));
-    }
-    join_strings(part, "word_text", "|", answer->word_text);
-}
-
-/* Steps until all jobs that were started have their final event. */
-static void run_jobs(struct rig *rig, struct job *jobs, size_t count)
-{
-    static struct berth_step_result result;
-    size_t live = 0;
-    for (size_t i = 0; i < count; i++) {
-        live += job_start(rig, &jobs[i]) ? 1 : 0;
-    }
-    while (live > 0) {
-        struct berth_err err = {0};
-        assert_int_equal(ops->step(rig->instance, BUDGET_NS, &result, &err), BERTH_OK);
-        for (size_t e = 0; e < result.event_count; e++) {
-            struct berth_step_event *event = &result.events[e];
-            for (size_t i = 0; i < count; i++) {
-                struct job *job = &jobs[i];
-                if (job->request == NULL || job->slot != event->slot ||
-                    job->answer.code != BERTH_OK || job->done) {
-                    continue;
-                }
-                if (event->part != NULL) {
-                    read_part(&job->answer, event->part);
-                }
-                job->answer.code = event->err.code;
-                job->answer.field = event->err.field;
-                job->done = event->final;
-            }
-            berth_part_destroy(event->part);
-            live -= event->final ? 1 : 0;
-        }
-        assert_int_equal(result.live, live);
-    }
-    for (size_t i = 0; i < count; i++) {
-        berth_request_release(jobs[i].request);
-        jobs[i].request = NULL;
-    }
-}
-
-static void add_param(struct job *job, const struct berth_param *param)
-{
-    assert_true(job->param_count < BERTH_COUNT_OF(job->params));
-    job->params[job->param_count++] = *param;
 }
 
 static void add_text(struct job *job, const char *name, const char *value)
 {
     struct berth_param param = {.name = name, .kind = BERTH_PARAM_STRING, .value.string = value};
     if (value != NULL) {
-        add_param(job, &param);
+        job_add(job, param);
     }
 }
 
@@ -366,7 +152,7 @@ static void run_scripts(const char *folder, const char *slots, size_t at_once)
 {
     static struct job jobs[BERTH_COUNT_OF(script_cases)];
     struct rig rig;
-    rig_must(&rig, folder, slots);
+    whisper_must(&rig, folder, slots);
     assert_int_equal(rig.spec->run_mode, BERTH_RUN_STEPS);
     assert_string_equal(rig.spec->task, "automatic-speech-recognition");
     assert_true(ops->model_bytes(rig.model) > 0);
@@ -379,25 +165,25 @@ static void run_scripts(const char *folder, const char *slots, size_t at_once)
         add_text(&jobs[i], "task", c->task);
         add_text(&jobs[i], "prompt", c->prompt);
         if (c->plain) {
-            add_param(&jobs[i], &without_times);
+            job_add(&jobs[i], without_times);
         }
     }
     for (size_t first = 0; first < BERTH_COUNT_OF(jobs); first += at_once) {
         size_t left = BERTH_COUNT_OF(jobs) - first;
-        run_jobs(&rig, jobs + first, left < at_once ? left : at_once);
+        jobs_run(&rig, jobs + first, left < at_once ? left : at_once);
     }
     for (size_t i = 0; i < BERTH_COUNT_OF(jobs); i++) {
         const struct script_case *c = &script_cases[i];
         const struct answer *answer = &jobs[i].answer;
-        if (answer->code != BERTH_OK || strcmp(answer->text, c->text) != 0 ||
-            strcmp(answer->language, c->heard) != 0 || answer->segments != c->segments) {
-            fail_msg("%s, case %zu: '%s' in '%s', %zu segments", folder, i, answer->text,
-                     answer->language, answer->segments);
+        if (answer->code != BERTH_OK || strcmp(berth_buf_text(&answer->text), c->text) != 0 ||
+            strcmp(answer->language, c->heard) != 0 || answer->segment_count != c->segments) {
+            fail_msg("%s, case %zu: '%s' in '%s', %zu segments", folder, i,
+                     berth_buf_text(&answer->text), answer->language, answer->segment_count);
         }
-        assert_string_equal(answer->deltas, c->text);
+        assert_string_equal(berth_buf_text(&answer->deltas), c->text);
         assert_true(fabs(answer->seconds - c->seconds) < 1e-4);
-        berth_free((void *)(uintptr_t)jobs[i].samples);
     }
+    jobs_drop(jobs, BERTH_COUNT_OF(jobs));
     rig_close(&rig);
 }
 
@@ -469,17 +255,17 @@ static void test_scripted_pair(void **state)
     struct berth_err err = {0};
     static struct job job;
     link_folder("tests/models/whisper_scripted", "decoder_model_merged.onnx", folder);
-    if (rig_open(&rig, folder, "2", &err) != BERTH_OK) {
+    if (whisper_open(&rig, folder, "2", &err) != BERTH_OK) {
         fail_msg("%s", err.msg);
     }
     memset(&job, 0, sizeof(job));
     job.count = 3 * RATE;
     job.samples = tone(5000, 0.3, job.count);
     add_text(&job, "prompt", "never");
-    run_jobs(&rig, &job, 1);
-    assert_string_equal(job.answer.text, "Bon jour monde");
+    jobs_run(&rig, &job, 1);
+    assert_string_equal(berth_buf_text(&job.answer.text), "Bon jour monde");
     assert_string_equal(job.answer.language, "fr");
-    berth_free((void *)(uintptr_t)job.samples);
+    jobs_drop(&job, 1);
     rig_close(&rig);
     remove_folder(folder);
 }
@@ -488,18 +274,18 @@ static void test_words(void **state)
 {
     static struct job job;
     struct rig rig;
-    rig_must(&rig, "tests/models/whisper_scripted/berth", "2");
+    whisper_must(&rig, "tests/models/whisper_scripted/berth", "2");
     memset(&job, 0, sizeof(job));
     job.count = 3 * RATE;
     job.samples = tone(300, 0.3, job.count);
-    add_param(&job, &with_words);
-    run_jobs(&rig, &job, 1);
-    assert_string_equal(job.answer.word_text, " Guten| Tag| Welt|");
+    job_add(&job, with_words);
+    jobs_run(&rig, &job, 1);
+    assert_string_equal(berth_buf_text(&job.answer.words), " Guten| Tag| Welt|");
     for (size_t i = 1; i < job.answer.word_count; i++) {
-        assert_true(job.answer.words[i][0] >= job.answer.words[i - 1][1]);
+        assert_true(job.answer.word_times[i][0] >= job.answer.word_times[i - 1][1]);
     }
-    assert_true(job.answer.words[2][2] > 0.9);
-    berth_free((void *)(uintptr_t)job.samples);
+    assert_true(job.answer.word_times[2][2] > 0.9);
+    jobs_drop(&job, 1);
     rig_close(&rig);
 }
 
@@ -527,20 +313,21 @@ static void test_refusals(void **state)
 {
     struct rig rig;
     float *samples = tone(300, 0.3, 800);
-    rig_must(&rig, "tests/models/whisper_scripted", "2");
+    whisper_must(&rig, "tests/models/whisper_scripted", "2");
     for (size_t i = 0; i < BERTH_COUNT_OF(refusals); i++) {
         static struct job job;
         memset(&job, 0, sizeof(job));
         job.samples = samples;
         job.count = 800;
-        add_param(&job, &refusals[i].param);
-        run_jobs(&rig, &job, 1);
+        job_add(&job, refusals[i].param);
+        jobs_run(&rig, &job, 1);
         if (job.answer.code != refusals[i].code) {
             fail_msg("case %zu: %s", i, berth_code_name(job.answer.code));
         }
         if (refusals[i].field != NULL) {
             assert_string_equal(job.answer.field, refusals[i].field);
         }
+        answer_drop(&job.answer);
     }
     berth_free(samples);
     rig_close(&rig);
@@ -561,7 +348,7 @@ static void test_english_only(void **state)
     float *samples = tone(300, 0.3, 100);
     link_folder("tests/models/whisper_scripted/berth", "generation_config.json", folder);
     write_file(folder, "generation_config.json", "{\"is_multilingual\": false}");
-    if (rig_open(&rig, folder, "1", &err) != BERTH_OK) {
+    if (whisper_open(&rig, folder, "1", &err) != BERTH_OK) {
         fail_msg("%s", err.msg);
     }
     for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
@@ -570,13 +357,14 @@ static void test_english_only(void **state)
         job.samples = samples;
         job.count = 100;
         add_text(&job, cases[i].name, cases[i].value);
-        run_jobs(&rig, &job, 1);
+        jobs_run(&rig, &job, 1);
         assert_int_equal(job.answer.code, cases[i].code);
         if (cases[i].code != BERTH_OK) {
             assert_string_equal(job.answer.field, cases[i].name);
         } else {
             assert_string_equal(job.answer.language, "en");
         }
+        answer_drop(&job.answer);
     }
     berth_free(samples);
     rig_close(&rig);
@@ -611,7 +399,7 @@ static void test_bad_folders(void **state)
         if (cases[i].text != NULL) {
             write_file(folder, cases[i].file, cases[i].text);
         }
-        enum berth_code code = rig_open(&rig, folder, "1", &err);
+        enum berth_code code = whisper_open(&rig, folder, "1", &err);
         if (code != cases[i].code) {
             fail_msg("%s '%s': %s %s", cases[i].file, cases[i].text == NULL ? "" : cases[i].text,
                      berth_code_name(code), err.msg);
@@ -670,13 +458,13 @@ static void test_retry(void **state)
     struct berth_whisper_base base = {.config = &config, .tokens = tokens, .step_max = 4};
     for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
         static struct berth_whisper_row row;
-        struct berth_request *request = berth_request_create(slabs, 1 << 16);
+        struct berth_request *request = berth_request_create(rig_slabs, 1 << 16);
         struct berth_param params[] = {
             {"language", BERTH_PARAM_STRING, {.string = "de"}},
             {"temperature", BERTH_PARAM_REAL, {.real = cases[i].temperature}}};
         uint32_t attempts = 0;
-        assert_int_equal(berth_slabs_take(slabs, 2 * RATE * sizeof(float), &request->media, &err),
-                         BERTH_OK);
+        assert_int_equal(
+            berth_slabs_take(rig_slabs, 2 * RATE * sizeof(float), &request->media, &err), BERTH_OK);
         struct berth_tensor audio = {.name = "audio", .dtype = BERTH_DTYPE_FP32, .rank = 1,
                                      .dims = {2 * RATE}, .range = request->media};
         request->inputs = &audio;
@@ -708,13 +496,13 @@ static void test_cancel(void **state)
     struct berth_err err = {0};
     size_t count = 40 * RATE;
     float *samples = tone(300, 0.3, count);
-    rig_must(&rig, "tests/models/whisper_scripted/berth", "3");
+    whisper_must(&rig, "tests/models/whisper_scripted/berth", "3");
     for (size_t round = 0; round < 40; round++) { /* at every stage a row can be in */
         memset(jobs, 0, sizeof(jobs));
         for (size_t i = 0; i < 3; i++) {
             jobs[i].samples = samples;
             jobs[i].count = count;
-            add_param(&jobs[i], &with_words);
+            job_add(&jobs[i], with_words);
             assert_true(job_start(&rig, &jobs[i]));
         }
         bool ended = false;
@@ -754,7 +542,7 @@ static bool load_short_of(uint64_t nth)
     struct berth_err err = {0};
     (void)snprintf(path, sizeof(path), "%s/tests/models/whisper_scripted/berth", source);
     berth_mem_fail_at(nth, false);
-    enum berth_code code = rig_open(&rig, path, "2", &err);
+    enum berth_code code = whisper_open(&rig, path, "2", &err);
     berth_mem_fail_at(0, false);
     rig_close(&rig);
     return code == BERTH_OK;
@@ -770,13 +558,13 @@ static bool run_short_of(struct rig *rig, uint64_t nth, const float *samples, si
     memset(&job, 0, sizeof(job));
     job.samples = samples;
     job.count = count;
-    add_param(&job, &with_words);
+    job_add(&job, with_words);
     add_text(&job, "prompt", "hum hum hum hum hum hum");
     berth_mem_fail_at(nth, false);
     if (job_start(rig, &job)) {
         size_t finals = 0;
         do {
-            assert_int_equal(ops->step(rig->instance, BUDGET_NS, &result, &err), BERTH_OK);
+            assert_int_equal(ops->step(rig->instance, RIG_BUDGET_NS, &result, &err), BERTH_OK);
             for (size_t e = 0; e < result.event_count; e++) {
                 finals += result.events[e].final ? 1 : 0;
                 good = result.events[e].final && result.events[e].err.code == BERTH_OK;
@@ -809,7 +597,7 @@ static void test_no_memory_to_run(void **state)
     size_t count = RATE;
     float *samples = tone(300, 0.3, count);
     struct rig rig;
-    rig_must(&rig, "tests/models/whisper_scripted/berth", "2");
+    whisper_must(&rig, "tests/models/whisper_scripted/berth", "2");
     assert_true(run_short_of(&rig, 0, samples, count));
     uint64_t calls = berth_mem_call_count();
     assert_true(run_short_of(&rig, 0, samples, count));
@@ -826,15 +614,15 @@ static void test_no_memory_to_run(void **state)
 
 /* --- batched equals solo --- */
 
+static bool same_buf(const struct berth_buf *a, const struct berth_buf *b)
+{
+    return a->length == b->length && memcmp(berth_buf_text(a), berth_buf_text(b), a->length) == 0;
+}
+
+/* Texts, times, tokens, words, all of it. */
 static bool same_answer(const struct answer *a, const struct answer *b)
 {
-    return a->code == b->code && strcmp(a->text, b->text) == 0 && a->segments == b->segments &&
-           a->token_count == b->token_count &&
-           memcmp(a->tokens, b->tokens, a->token_count * sizeof(a->tokens[0])) == 0 &&
-           memcmp(a->stats, b->stats, sizeof(a->stats)) == 0 &&
-           memcmp(a->times, b->times, sizeof(a->times)) == 0 &&
-           a->word_count == b->word_count &&
-           memcmp(a->words, b->words, a->word_count * sizeof(a->words[0])) == 0;
+    return a->code == b->code && same_buf(&a->raw, &b->raw) && same_buf(&a->deltas, &b->deltas);
 }
 
 /* Seven neighbours: the same sound, loud, silent, long, with prompts, at a temperature. */
@@ -853,7 +641,7 @@ static void add_neighbours(struct job *jobs, const struct job *own, float *const
         }
         if (i == 6) {
             struct berth_param hot = {"temperature", BERTH_PARAM_REAL, {.real = 0.9}};
-            add_param(&jobs[i], &hot);
+            job_add(&jobs[i], hot);
         }
     }
 }
@@ -866,28 +654,30 @@ static void compare_company(const char *folder, const float *samples, size_t cou
     float *const sounds[3] = {tone(440, 0.9, 35 * RATE), tone(0, 0, 35 * RATE),
                               tone(3000, 0.05, 35 * RATE)};
     struct rig rig;
-    rig_must(&rig, folder, "8");
+    whisper_must(&rig, folder, "8");
     for (int words = only_words ? 1 : 0; words < 2; words++) {
         memset(&solo, 0, sizeof(solo));
         solo.samples = samples;
         solo.count = count;
         if (words == 1) {
-            add_param(&solo, &with_words);
+            job_add(&solo, with_words);
         }
         struct job again = solo;
-        run_jobs(&rig, &solo, 1);
+        jobs_run(&rig, &solo, 1);
         assert_int_equal(solo.answer.code, BERTH_OK);
         memset(jobs, 0, sizeof(jobs));
         jobs[0] = again;
         add_neighbours(jobs, &again, sounds);
-        run_jobs(&rig, jobs, 8);
+        jobs_run(&rig, jobs, 8);
         assert_true(same_answer(&solo.answer, &jobs[0].answer));
         if (words == 0) {
             assert_true(same_answer(&solo.answer, &jobs[4].answer));
         }
         for (size_t i = 0; i < 8; i++) {
             assert_int_equal(jobs[i].answer.code, BERTH_OK);
+            answer_drop(&jobs[i].answer);
         }
+        answer_drop(&solo.answer);
     }
     for (size_t i = 0; i < 3; i++) {
         berth_free(sounds[i]);
@@ -945,10 +735,12 @@ static void check_tokens(const struct answer *answer, const json_t *want)
         }
     }
     assert_int_equal(at, answer->token_count);
-    assert_string_equal(answer->text, json_string_value(json_object_get(want, "text")));
+    assert_string_equal(berth_buf_text(&answer->text),
+                        json_string_value(json_object_get(want, "text")));
     const json_t *first = json_array_get(json_object_get(want, "segments"), 0);
-    double gap = answer->stats[0] - json_real_value(json_object_get(first, "avg_logprob"));
-    double silence = answer->stats[2] - json_real_value(json_object_get(first, "no_speech_prob"));
+    const double *stats = answer->stats[0];
+    double gap = stats[0] - json_real_value(json_object_get(first, "avg_logprob"));
+    double silence = stats[2] - json_real_value(json_object_get(first, "no_speech_prob"));
     print_message("tokens %zu, log probability off by %.4f, no-speech by %.5f\n", at, gap, silence);
     assert_true(fabs(gap) < 0.002 && fabs(silence) < 0.001);
 }
@@ -960,7 +752,7 @@ static void check_words(const struct answer *answer, const json_t *want)
     size_t near = 0;
     size_t count = json_array_size(words);
     char text[64];
-    const char *at = answer->word_text;
+    const char *at = berth_buf_text(&answer->words);
     assert_int_equal(answer->word_count, count);
     for (size_t i = 0; i < count; i++) {
         const json_t *word = json_array_get(words, i);
@@ -972,8 +764,8 @@ static void check_words(const struct answer *answer, const json_t *want)
         assert_string_equal(text, json_string_value(json_object_get(word, "word")));
         double start = json_number_value(json_object_get(word, "start"));
         double end = json_number_value(json_object_get(word, "end"));
-        near += fabs(answer->words[i][0] - start) < 0.0201 &&
-                        fabs(answer->words[i][1] - end) < 0.0201
+        near += fabs(answer->word_times[i][0] - start) < 0.0201 &&
+                        fabs(answer->word_times[i][1] - end) < 0.0201
                     ? 1
                     : 0;
     }
@@ -995,19 +787,19 @@ static void test_tiny_fp32(void **state)
     if (!have_model("whisper-tiny.en-fp32")) {
         skip();
     }
-    rig_must(&rig, "models/whisper-tiny.en-fp32/1", "8");
+    whisper_must(&rig, "models/whisper-tiny.en-fp32/1", "8");
     memset(jobs, 0, sizeof(jobs));
     for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
         jobs[i].samples = speech(cases[i].recording, &jobs[i].count);
         assert_non_null(jobs[i].samples);
         if (cases[i].plain) {
-            add_param(&jobs[i], &without_times);
+            job_add(&jobs[i], without_times);
         }
         if (cases[i].words) {
-            add_param(&jobs[i], &with_words);
+            job_add(&jobs[i], with_words);
         }
     }
-    run_jobs(&rig, jobs, BERTH_COUNT_OF(cases));
+    jobs_run(&rig, jobs, BERTH_COUNT_OF(cases));
     for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
         json_t *want = expected(cases[i].expected);
         if (cases[i].words) {
@@ -1016,8 +808,8 @@ static void test_tiny_fp32(void **state)
             check_tokens(&jobs[i].answer, want);
         }
         json_decref(want);
-        berth_free((void *)(uintptr_t)jobs[i].samples);
     }
+    jobs_drop(jobs, BERTH_COUNT_OF(jobs));
     rig_close(&rig);
 }
 
@@ -1074,18 +866,18 @@ static void test_tiny_int8(void **state)
     if (!have_model("whisper-tiny.en")) {
         skip();
     }
-    rig_must(&rig, "models/whisper-tiny.en/1", "1");
+    whisper_must(&rig, "models/whisper-tiny.en/1", "1");
     memset(&job, 0, sizeof(job));
     job.samples = speech("two_cities", &job.count);
     assert_non_null(job.samples);
-    run_jobs(&rig, &job, 1);
+    jobs_run(&rig, &job, 1);
     json_t *want = expected("two_cities.ts.float32");
-    size_t edits = word_edits(job.answer.text,
+    size_t edits = word_edits(berth_buf_text(&job.answer.text),
                               json_string_value(json_object_get(want, "text")), &count);
     print_message("int8: %zu word errors of %zu\n", edits, count);
     assert_true(edits * 100 <= count * 2);
     json_decref(want);
-    berth_free((void *)(uintptr_t)job.samples);
+    jobs_drop(&job, 1);
     rig_close(&rig);
 }
 
@@ -1099,7 +891,7 @@ static void test_tiny_silence(void **state)
         berth_free(rubbish);
         skip();
     }
-    rig_must(&rig, "models/whisper-tiny.en/1", "4");
+    whisper_must(&rig, "models/whisper-tiny.en/1", "4");
     memset(jobs, 0, sizeof(jobs));
     for (size_t i = 0; i < 3 * RATE; i += 3) {
         rubbish[i] = i % 2 == 0 ? NAN : -INFINITY;
@@ -1107,13 +899,14 @@ static void test_tiny_silence(void **state)
     jobs[0] = (struct job){.samples = rubbish, .count = 3 * RATE};
     jobs[1] = (struct job){.samples = rubbish, .count = RATE / 20};
     jobs[2] = (struct job){.samples = rubbish, .count = 0};
-    add_param(&jobs[0], &with_words);
-    run_jobs(&rig, jobs, 3);
+    job_add(&jobs[0], with_words);
+    jobs_run(&rig, jobs, 3);
     for (size_t i = 0; i < 3; i++) {
         assert_int_equal(jobs[i].answer.code, BERTH_OK);
-        assert_string_equal(jobs[i].answer.text, "");
-        assert_int_equal(jobs[i].answer.segments, 0);
+        assert_string_equal(berth_buf_text(&jobs[i].answer.text), "");
+        assert_int_equal(jobs[i].answer.segment_count, 0);
         assert_int_equal(jobs[i].answer.parts, 1);
+        answer_drop(&jobs[i].answer);
     }
     berth_free(rubbish);
     rig_close(&rig);
@@ -1125,10 +918,10 @@ static int set_up(void **state)
     struct berth_slabs_options options = {.bytes_budget = 1 << 28};
     const char *root = getenv("BERTH_SOURCE");
     (void)snprintf(source, sizeof(source), "%s", root == NULL ? "." : root);
-    if (berth_slabs_create(&options, &slabs, &err) != BERTH_OK) {
+    if (berth_slabs_create(&options, &rig_slabs, &err) != BERTH_OK) {
         return -1;
     }
-    struct berth_engine_env env = {.slabs = slabs, .threads = 2};
+    struct berth_engine_env env = {.slabs = rig_slabs, .threads = 2};
     return ops->start(&env, &err) == BERTH_OK ? 0 : -1;
 }
 
@@ -1136,8 +929,8 @@ static int tear_down(void **state)
 {
     struct berth_slabs_stats stats;
     ops->finish();
-    berth_slabs_stats(slabs, &stats);
-    berth_slabs_destroy(slabs);
+    berth_slabs_stats(rig_slabs, &stats);
+    berth_slabs_destroy(rig_slabs);
     return stats.bytes_out == 0 ? 0 : -1;
 }
 
