@@ -30,7 +30,7 @@ struct berth_flight *berth_flight_create(struct berth_process_worker *worker,
     flight->msg = msg;
     flight->pieces = 1 + rows;
     flight->token_first = worker->token_last + 1;
-    worker->token_last += rows;
+    worker->token_last += msg->kind == BERTH_WORKER_LOAD ? 1 : rows;
     return flight;
 }
 

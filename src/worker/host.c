@@ -46,6 +46,7 @@ struct job { /* one message of the server */
     uint64_t id;
     struct berth_worker_msg msg;
     struct berth_model *model;     /* LOAD: owned */
+    uint64_t token;                /* LOAD: what CANCEL names it by */
     uint64_t expected[4];          /* LOAD: batch size, run mode, inputs, outputs of the spec */
     uint32_t row_count;            /* that the server has */
     uint32_t rows_seen;
@@ -252,6 +253,9 @@ static void host_finish(struct host *host)
     BERTH_LIST_EACH(at, &host->rows) {
         atomic_store(&BERTH_CONTAINER_OF(at, struct hosted_row, link)->request->cancelled, true);
     }
+    BERTH_LIST_EACH(at, &host->jobs) {
+        atomic_store(&BERTH_CONTAINER_OF(at, struct job, link)->msg.unwanted, true);
+    }
     berth_worker_destroy(host->worker);
     host->worker = NULL;
     berth_list_init(&posts);
@@ -355,6 +359,7 @@ static enum berth_code read_spec(struct host *host, struct job *job, struct bert
     enum berth_code code = BERTH_OK;
     job->msg.spec = spec;
     job->msg.load_id = berth_wire_get_u64(message);
+    job->token = berth_wire_get_u64(message);
     texts[0] = berth_wire_get_text(message);
     uint64_t version = berth_wire_get_u64(message);
     for (int i = 1; i < 4; i++) {
@@ -515,6 +520,12 @@ static void take_cancel(struct host *host)
         if (row->token == host->message.id) {
             atomic_store(&row->request->cancelled, true);
             return;
+        }
+    }
+    BERTH_LIST_EACH(link, &host->jobs) {
+        struct job *job = BERTH_CONTAINER_OF(link, struct job, link);
+        if (job->model != NULL && job->token == host->message.id) {
+            atomic_store(&job->msg.unwanted, true);
         }
     }
 }

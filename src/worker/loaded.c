@@ -27,12 +27,15 @@ struct berth_loaded {
     uint32_t slots;
 };
 
+static enum berth_code load_stages(struct berth_loaded *loaded, struct berth_slabs *slabs,
+                                   struct berth_worker_msg *msg, struct berth_err *err);
+static enum berth_code check_wanted(const struct berth_worker_msg *msg, struct berth_err *err);
 static enum berth_code load_weights(struct berth_loaded *loaded, struct berth_err *err);
 static uint64_t bytes_held(const struct berth_loaded *loaded);
-static enum berth_code make_instances(struct berth_loaded *loaded, uint32_t count,
-                                      struct berth_err *err);
+static enum berth_code make_instances(struct berth_loaded *loaded,
+                                      const struct berth_worker_msg *msg, struct berth_err *err);
 static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *slabs,
-                               struct berth_model *model, struct berth_err *err);
+                               const struct berth_worker_msg *msg, struct berth_err *err);
 static bool is_wanted(const struct berth_batch *batch);
 static void run_batch(struct berth_loaded *loaded, struct berth_worker_msg *msg);
 static void run_step(struct berth_loaded *loaded, struct berth_worker_msg *msg);
@@ -65,6 +68,7 @@ enum berth_code berth_loaded_create(const struct berth_engine_ops *engine,
                                     struct berth_slabs *slabs, struct berth_worker_msg *msg,
                                     struct berth_loaded **out, struct berth_err *err)
 {
+    BERTH_TRY(check_wanted(msg, err));
     BERTH_TRY(berth_loaded_describe(engine, msg->spec, err));
     struct berth_loaded *loaded = berth_alloc(sizeof(*loaded));
     if (loaded == NULL) {
@@ -74,37 +78,16 @@ enum berth_code berth_loaded_create(const struct berth_engine_ops *engine,
     loaded->spec = berth_spec_retain(msg->spec);
     loaded->device = msg->worker->device;
     loaded->weights.fd = -1;
-    enum berth_code code = load_weights(loaded, err);
+    enum berth_code code = load_stages(loaded, slabs, msg, err);
     if (code != BERTH_OK) {
-        goto out;
-    }
-    code = engine->model_attach(loaded->spec, loaded->weights, &loaded->model, err);
-    if (code != BERTH_OK) {
-        goto out;
-    }
-    code = make_instances(loaded, berth_worker_instances(msg->worker, loaded->spec), err);
-    if (code != BERTH_OK) {
-        goto out;
-    }
-    loaded->slots = loaded->spec->batch_size_max == 0 ? 1 : UINT32_MAX;
-    if (loaded->spec->batch_size_max < UINT32_MAX && loaded->spec->batch_size_max > 0) {
-        loaded->slots = (uint32_t)loaded->spec->batch_size_max;
-    }
-    if (loaded->spec->run_mode == BERTH_RUN_STEPS && engine->slots != NULL) {
-        loaded->slots = engine->slots(loaded->model);
-    }
-    code = warm_up(loaded, slabs, msg->model, err);
-    if (code != BERTH_OK) {
-        goto out;
+        berth_loaded_destroy(loaded);
+        return code;
     }
     msg->bytes_used = bytes_held(loaded);
     msg->instance_count = loaded->instance_count;
     msg->slots = loaded->slots;
     *out = loaded;
-    loaded = NULL;
-out:
-    berth_loaded_destroy(loaded);
-    return code;
+    return BERTH_OK;
 }
 
 void berth_loaded_destroy(struct berth_loaded *loaded)
@@ -135,6 +118,37 @@ void berth_loaded_run(struct berth_loaded *loaded, struct berth_worker_msg *msg)
     msg->bytes_used = bytes_held(loaded); /* arenas grow with use */
 }
 
+/* A load that nobody wants ends between two stages, two instances or two runs of the warm-up. What
+ * an engine does inside of model_attach (ONNX Runtime's session) it ends before that. */
+static enum berth_code load_stages(struct berth_loaded *loaded, struct berth_slabs *slabs,
+                                   struct berth_worker_msg *msg, struct berth_err *err)
+{
+    const struct berth_engine_ops *engine = loaded->engine;
+    const struct berth_model_spec *spec = loaded->spec;
+    BERTH_TRY(check_wanted(msg, err));
+    BERTH_TRY(load_weights(loaded, err));
+    BERTH_TRY(check_wanted(msg, err));
+    BERTH_TRY(engine->model_attach(spec, loaded->weights, &loaded->model, err));
+    BERTH_TRY(make_instances(loaded, msg, err));
+    loaded->slots = spec->batch_size_max == 0 ? 1 : UINT32_MAX;
+    if (spec->batch_size_max < UINT32_MAX && spec->batch_size_max > 0) {
+        loaded->slots = (uint32_t)spec->batch_size_max;
+    }
+    if (spec->run_mode == BERTH_RUN_STEPS && engine->slots != NULL) {
+        loaded->slots = engine->slots(loaded->model);
+    }
+    return warm_up(loaded, slabs, msg, err);
+}
+
+static enum berth_code check_wanted(const struct berth_worker_msg *msg, struct berth_err *err)
+{
+    if (!atomic_load_explicit(&msg->unwanted, memory_order_relaxed)) {
+        return BERTH_OK;
+    }
+    return berth_fail(err, BERTH_CANCELLED, "nobody waits for model '%s' any more",
+                      msg->spec->name);
+}
+
 static enum berth_code load_weights(struct berth_loaded *loaded, struct berth_err *err)
 {
     const struct berth_engine_ops *engine = loaded->engine;
@@ -152,14 +166,16 @@ static uint64_t bytes_held(const struct berth_loaded *loaded)
     return loaded->weights.bytes + loaded->engine->model_bytes(loaded->model);
 }
 
-static enum berth_code make_instances(struct berth_loaded *loaded, uint32_t count,
-                                      struct berth_err *err)
+static enum berth_code make_instances(struct berth_loaded *loaded,
+                                      const struct berth_worker_msg *msg, struct berth_err *err)
 {
+    uint32_t count = berth_worker_instances(msg->worker, loaded->spec);
     loaded->instances = berth_alloc(count * sizeof(*loaded->instances));
     if (loaded->instances == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "out of memory");
     }
     for (; loaded->instance_count < count; loaded->instance_count++) {
+        BERTH_TRY(check_wanted(msg, err));
         BERTH_TRY(loaded->engine->instance_create(loaded->model, loaded->instance_count,
                                                   &loaded->instances[loaded->instance_count],
                                                   err));
@@ -169,19 +185,22 @@ static enum berth_code make_instances(struct berth_loaded *loaded, uint32_t coun
 
 /* Each sample of the config's model_warmup, on each instance, as often as it says. */
 static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *slabs,
-                               struct berth_model *model, struct berth_err *err)
+                               const struct berth_worker_msg *msg, struct berth_err *err)
 {
     for (size_t i = 0; i < loaded->spec->warmup_count; i++) {
         const struct berth_warmup *sample = &loaded->spec->warmups[i];
         struct berth_request *request = NULL;
         BERTH_TRY(berth_warmup_make(loaded->spec, sample, slabs, &request, err));
-        request->model = model;
+        request->model = msg->model;
         enum berth_code code = BERTH_OK;
         uint32_t times = sample->count == 0 ? 1 : sample->count;
         for (uint32_t n = 0; n < times && code == BERTH_OK; n++) {
             for (uint32_t at = 0; at < loaded->instance_count && code == BERTH_OK; at++) {
-                code = berth_warmup_run(loaded->engine, loaded->spec, loaded->instances[at],
-                                        request, err);
+                code = check_wanted(msg, err);
+                if (code == BERTH_OK) {
+                    code = berth_warmup_run(loaded->engine, loaded->spec, loaded->instances[at],
+                                            request, err);
+                }
             }
         }
         berth_request_release(request);

@@ -27,6 +27,8 @@
 #define EVENTS_MAX 2
 #define MESSAGES_AT_ONCE 256
 #define START_NS_DEFAULT (60 * BERTH_NS_PER_S)
+#define CALM_NS (10 * BERTH_NS_PER_S) /* up for so long: its end begins no row of failures */
+#define SOCKET_BYTES (512 * 1024)     /* a few whole messages, whatever the machine's default */
 #define REAP_NS (10 * BERTH_NS_PER_MS)    /* how often a child that ends is looked at */
 #define REAP_NS_MAX (2 * BERTH_NS_PER_S)  /* then its messages go home all the same */
 #define HANG_NS_DEFAULT (30 * BERTH_NS_PER_S)
@@ -41,6 +43,7 @@ static void *describe_main(void *argument);
 static void take_messages(struct berth_process_worker *worker);
 static void take_message(struct berth_process_worker *worker, struct berth_worker_msg *msg);
 static void describe_later(struct berth_process_worker *worker, struct berth_worker_msg *msg);
+static void drop_unwanted(struct berth_process_worker *worker);
 static void tick(struct berth_process_worker *worker, uint64_t now_ns);
 static void start_child(struct berth_process_worker *worker, uint64_t now_ns);
 static void put_hello(struct berth_process_worker *worker);
@@ -89,10 +92,11 @@ enum berth_code berth_worker_process_create(const struct berth_worker_options *o
     worker->base.parallel_max = options->run_threads == 0 ? 1 : options->run_threads;
     worker->base.bytes_max = options->bytes_max;
     worker->base.engines = options->engines;
+    atomic_store(&worker->base.condition, BERTH_WORKER_STARTING);
     if (worker->options.engine_find == NULL) {
         worker->options.engine_find = berth_engine_find;
     }
-    berth_child_init(&worker->child);
+    berth_child_init(&worker->child, CALM_NS);
     worker->epoll_fd = -1;
     berth_list_init(&worker->outbox);
     berth_list_init(&worker->sent);
@@ -171,6 +175,9 @@ static void *io_main(void *argument)
         take_messages(worker);
         uint64_t now_ns = berth_clock_now_ns(); /* not before what the child's state was set at */
         tick(worker, now_ns);
+        if (atomic_load(&worker->cancels)) {
+            drop_unwanted(worker);
+        }
         pump(worker);
         if (atomic_load(&worker->stop) && is_empty(worker)) {
             if (worker->child.state == BERTH_CHILD_DOWN) {
@@ -248,6 +255,22 @@ static void take_message(struct berth_process_worker *worker, struct berth_worke
     berth_message_fail(worker, msg, &err);
 }
 
+/* Loads that the child has not been sent. */
+static void drop_unwanted(struct berth_process_worker *worker)
+{
+    struct berth_err err = {0};
+    (void)berth_fail(&err, BERTH_CANCELLED, "nobody waits for it any more");
+    BERTH_LIST_EACH_SAFE(link, &worker->outbox) {
+        struct berth_flight *flight = BERTH_CONTAINER_OF(link, struct berth_flight, link);
+        struct berth_worker_msg *msg = flight->msg;
+        if (flight->kind == BERTH_WORKER_LOAD && atomic_load(&msg->unwanted)) {
+            flight->msg = NULL;
+            berth_flight_destroy(flight);
+            berth_message_fail(worker, msg, &err);
+        }
+    }
+}
+
 static void describe_later(struct berth_process_worker *worker, struct berth_worker_msg *msg)
 {
     if (!worker->has_describer) {
@@ -293,7 +316,9 @@ static void tick(struct berth_process_worker *worker, uint64_t now_ns)
             if (!atomic_load(&worker->stop)) {
                 berth_log_warn("worker", 0, "%s device=%s", text, worker->base.device);
             }
-            fail_under_way(worker, text, !worker->was_ready || atomic_load(&worker->base.closing));
+            atomic_store(&worker->base.condition,
+                         worker->child.was_ready ? BERTH_WORKER_STARTING : BERTH_WORKER_FAILING);
+            fail_under_way(worker, text, !child->was_ready || atomic_load(&worker->base.closing));
         } else if (child->state == BERTH_CHILD_DYING &&
                    now_ns - child->t_state_ns > REAP_NS_MAX) {
             fail_under_way(worker, "worker process was killed and does not end", true);
@@ -305,12 +330,19 @@ static void tick(struct berth_process_worker *worker, uint64_t now_ns)
 static void start_child(struct berth_process_worker *worker, uint64_t now_ns)
 {
     struct berth_err err = {0};
-    if (berth_child_start(&worker->child, worker->options.program, now_ns, &err) != BERTH_OK) {
+    char name[] = "berth", verb[] = "worker", flag[] = "--fd", number[12];
+    char *argv[] = {name, verb, flag, number, NULL};
+    struct berth_child_options options = {.what = "a worker process",
+                                          .program = worker->options.program,
+                                          .argv = argv,
+                                          .buffer_bytes = SOCKET_BYTES};
+    snprintf(number, sizeof(number), "%d", BERTH_CHILD_SOCKET);
+    if (berth_child_start(&worker->child, &options, now_ns, &err) != BERTH_OK) {
         berth_log_err(BERTH_LOG_WARN, "worker", 0, &err);
+        atomic_store(&worker->base.condition, BERTH_WORKER_FAILING);
         fail_under_way(worker, err.msg, true);
         return;
     }
-    worker->was_ready = false;
     watch_socket(worker, EPOLL_CTL_ADD, false);
     put_hello(worker);
     if (berth_wire_send(worker->child.fd, &worker->writer, false) != BERTH_WIRE_OK) {
@@ -477,7 +509,7 @@ static bool take_ready(struct berth_process_worker *worker, uint64_t now_ns)
     }
     uint64_t start_ns = now_ns - worker->child.t_state_ns;
     berth_child_ready(&worker->child, now_ns);
-    worker->was_ready = true;
+    atomic_store(&worker->base.condition, BERTH_WORKER_READY);
     berth_log_info("worker", 0, "worker process is ready device=%s pid=%d ms=%" PRIu64,
                    worker->base.device, (int)worker->child.pid, start_ns / BERTH_NS_PER_MS);
     return true;
@@ -587,6 +619,7 @@ static bool send_load(struct berth_process_worker *worker, struct berth_flight *
     bool written = fd >= 0 && write(fd, config, length) == (ssize_t)length;
     berth_wire_begin(writer, BERTH_WIRE_LOAD, flight->id);
     berth_wire_put_u64(writer, flight->msg->load_id);
+    berth_wire_put_u64(writer, flight->token_first);
     berth_wire_put_text(writer, spec->name);
     berth_wire_put_u64(writer, spec->version);
     berth_wire_put_text(writer, spec->folder);
@@ -685,6 +718,13 @@ static bool send_cancels(struct berth_process_worker *worker)
 
 static bool send_cancels_of(struct berth_process_worker *worker, struct berth_flight *flight)
 {
+    if (flight->kind == BERTH_WORKER_LOAD) {
+        bool unwanted = flight->pieces_sent > 0 && atomic_load(&flight->msg->unwanted);
+        if (unwanted && !flight->told) {
+            flight->told = send_cancel(worker, flight->token_first);
+        }
+        return !unwanted || flight->told;
+    }
     if (flight->kind != BERTH_WORKER_RUN && flight->kind != BERTH_WORKER_STEP) {
         return true;
     }

@@ -7,7 +7,7 @@
  * them. Tensors in messages are slab ranges, never pointers.
  *
  * Threads: send from the controller only. A message belongs to the worker until it comes back.
- * Rules:   README.md here, P1 to P9.
+ * Rules:   README.md here, P1 to P11.
  */
 #ifndef BERTH_WORKER_H
 #define BERTH_WORKER_H
@@ -53,6 +53,9 @@ struct berth_worker_msg {
     uint32_t slots;                  /* LOAD: per instance, for step models */
     uint64_t epoch;                  /* LOAD: the worker's epoch in which it was loaded */
     void *state;                     /* the controller's own */
+    /* LOAD, by berth_worker_want, any time: nobody waits for it any more, and it may end CANCELLED
+     * wherever it can stop. */
+    atomic_bool unwanted;
 };
 
 struct berth_worker;
@@ -61,10 +64,18 @@ struct berth_worker_ops {
     const char *name;
     /* Takes the message until it is posted on `replies`. Never blocks, never fails. */
     void (*send)(struct berth_worker *worker, struct berth_worker_msg *msg);
-    /* Optional. A request of a row it has was cancelled; NULL: its engines see the request. */
+    /* Optional. A request of a row it has was cancelled, or a load is unwanted; NULL: its engines
+     * and loader threads see that by themselves. */
     void (*cancel)(struct berth_worker *worker);
     /* Ends all threads; every message sent has been posted back when it returns. */
     void (*destroy)(struct berth_worker *worker);
+};
+
+/* Would a load that is sent now begin soon? */
+enum berth_worker_condition {
+    BERTH_WORKER_READY,
+    BERTH_WORKER_STARTING, /* yes: its process is on its way up */
+    BERTH_WORKER_FAILING   /* perhaps never: the last process ended before it was ready */
 };
 
 struct berth_worker {
@@ -77,6 +88,7 @@ struct berth_worker {
     /* A worker may lose all it has loaded (its process ended): it counts `epoch` on, and posts
      * `fault`. What was loaded in an earlier epoch is gone then, and its memory free. */
     _Atomic uint64_t epoch;
+    _Atomic int condition;       /* enum berth_worker_condition; the worker's to set */
     struct berth_post fault;     /* the controller sets deliver, before the first send */
     atomic_bool fault_out;       /* posted and not seen yet */
     atomic_bool closing;         /* the server ends: nobody waits for anything any more */
@@ -109,6 +121,9 @@ enum berth_code berth_worker_process_create(const struct berth_worker_options *o
                                             struct berth_err *err) BERTH_MUST_USE;
 void berth_worker_send(struct berth_worker *worker, struct berth_worker_msg *msg);
 void berth_worker_cancel(struct berth_worker *worker);
+/* Does anybody wait for a LOAD that is out? The last word counts, where it comes in time: one that
+ * was unwanted may come back CANCELLED. */
+void berth_worker_want(struct berth_worker *worker, struct berth_worker_msg *load, bool wanted);
 void berth_worker_destroy(struct berth_worker *worker); /* NULL is fine */
 
 /* Can models of this spec run there? By their engine and by the kinds their config names. */
@@ -125,6 +140,7 @@ bool berth_worker_fault_stop(struct berth_worker *worker) BERTH_MUST_USE;
 /* `berth worker --fd N`: what such a process does, until its server is gone. Exit status. */
 int berth_worker_host_main(int argc, char **argv);
 
+#define BERTH_WORKER_STEP_INSTANCES_MAX 4
 /* How many instances a described model gets on a worker: what its config says (at most 64), else
  * one; for step models, whose rows share an instance, one for each thread, at most four. */
 uint32_t berth_worker_instances(const struct berth_worker *worker,

@@ -8,7 +8,7 @@
  *     server   HELLO                                       process  READY
  *     server   LOAD, UNLOAD                                process  DONE
  *     server   RUN or STEP, then its ROWs                  process  ANSWERs, EVENTs, then DONE
- *     server   CANCEL (a row), RELEASE (tensors of a message are read), any time
+ *     server   CANCEL (a row, a LOAD), RELEASE (tensors of a message are read), any time
  *
  * Neither end believes the other: a reader that finds a field out of bounds turns `bad` and stays
  * so, and its holder gives the other end up. Both ends are the same machine and version (HELLO and
@@ -59,7 +59,8 @@ struct berth_wire_writer {
     unsigned char bytes[BERTH_WIRE_BYTES_MAX];
 };
 
-/* `id` names the message that is begun, or that the answer belongs to; for CANCEL the row. */
+/* `id` names the message that is begun, or that the answer belongs to; for CANCEL the token of the
+ * row or LOAD. */
 void berth_wire_begin(struct berth_wire_writer *writer, enum berth_wire_kind kind, uint64_t id);
 void berth_wire_put_u32(struct berth_wire_writer *writer, uint32_t value);
 void berth_wire_put_u64(struct berth_wire_writer *writer, uint64_t value);
