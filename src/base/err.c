@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/buf.h"
+#include "base/log_out.h"
 
 struct code_row {
     const char *name;
@@ -65,7 +66,10 @@ int berth_code_grpc(enum berth_code code)
 
 void berth_assert_failed(const char *condition, const char *file, int line)
 {
-    fprintf(stderr, "berth: internal fault: %s at %s:%d\n", condition, file, line);
+    char text[512];
+    int length = snprintf(text, sizeof(text), "berth: internal fault: %.300s at %.100s:%d\n",
+                          condition, file, line);
+    berth_log_out_last(text, (size_t)length);
     abort();
 }
 

@@ -1,4 +1,4 @@
-/* log.c - one write(2) per line, so that lines of several threads never mix.
+/* log.c - what a line looks like; log_out.c writes it.
  *
  * Where the message ends and its keys begin is read from the format, which is ours, never from the
  * text, which may hold a client's words: the space before each " key=" of the format becomes a
@@ -14,18 +14,17 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/clock.h"
+#include "base/log_out.h"
 
 #define MARK '\x1f'
 #define LINES_MAX 1000
-#define TEXT_BYTES 1024
-#define LINE_BYTES 8192 /* over four times TEXT_BYTES: room for every byte escaped */
+#define TEXT_BYTES 960 /* a quarter of a line and less: room for every byte escaped */
 
 struct line {
     size_t length;
-    char bytes[LINE_BYTES];
+    char bytes[BERTH_LOG_LINE_MAX];
 };
 
 static const char *const level_names[] = {"ERROR", "WARN", "INFO", "DEBUG"};
@@ -102,8 +101,7 @@ void berth_log(enum berth_log_level level, const char *module, uint64_t request_
         put_pair(&line, at, piece);
     }
     line.bytes[line.length] = '\n'; /* put_char left room */
-    ssize_t put = write(STDERR_FILENO, line.bytes, line.length + 1);
-    (void)put; /* nowhere to say it */
+    berth_log_out_put(line.bytes, line.length + 1);
 }
 
 void berth_log_err(enum berth_log_level level, const char *module, uint64_t request_id,
@@ -114,6 +112,11 @@ void berth_log_err(enum berth_log_level level, const char *module, uint64_t requ
     berth_log(level, module, request_id, "%s code=%s field=%s at=%s:%d", err->msg,
               berth_code_name(err->code), err->field != NULL ? err->field : "-",
               slash != NULL ? slash + 1 : file, err->line);
+}
+
+void berth_log_flush(void)
+{
+    (void)berth_log_out_flush();
 }
 
 /* *left_out: how many lines of the second before had none; told to one caller only. */
@@ -184,7 +187,7 @@ static void put_printf(struct line *line, const char *format, ...)
 
 static void put_char(struct line *line, char byte)
 {
-    if (line->length < LINE_BYTES - 1) {
+    if (line->length < BERTH_LOG_LINE_MAX - 1) {
         line->bytes[line->length++] = byte;
     }
 }

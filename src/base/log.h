@@ -2,7 +2,8 @@
  *     2026-11-29T17:51:43.123456Z INFO sched req=42 msg="batch closed" model=identity rows=8
  *
  * Text values are quoted and escaped, so that no client can forge a line; beyond 1000 lines a
- * second those below ERROR are left out and counted. Any thread.
+ * second those below ERROR are left out and counted. Any thread. Logging never waits for who reads
+ * standard error: about 1000 lines do; what is more is dropped, and the next one says dropped=N.
  */
 #ifndef BERTH_LOG_H
 #define BERTH_LOG_H
@@ -26,6 +27,8 @@ void berth_log(enum berth_log_level level, const char *module, uint64_t request_
 /* Logs an error once, where it is answered: code, field, message, file and line. */
 void berth_log_err(enum berth_log_level level, const char *module, uint64_t request_id,
                    const struct berth_err *err);
+/* Before _exit(): waits until all lines are out, at most a second. exit() does it by itself. */
+void berth_log_flush(void);
 
 #define berth_log_error(module, id, ...) berth_log(BERTH_LOG_ERROR, module, id, __VA_ARGS__)
 #define berth_log_warn(module, id, ...) berth_log(BERTH_LOG_WARN, module, id, __VA_ARGS__)

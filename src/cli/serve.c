@@ -240,6 +240,7 @@ static bool wait_signal(int signals, uint64_t ns)
 static void end_now(void)
 {
     berth_log_warn("serve", 0, "second signal: ending at once");
+    berth_log_flush();
     _exit(1);
 }
 

@@ -23,11 +23,12 @@ SOAK = os.environ.get("BERTH_SOAK", "") not in ("", "0")
 class Berth:
     """A running server. Stops by SIGTERM and asserts that it ended well."""
 
-    def __init__(self, models, *arguments, env=None):
+    def __init__(self, models, *arguments, env=None, stderr=None):
         self.log = open(os.path.join(os.environ.get("TMPDIR", "/tmp"), f"berth-{os.getpid()}.log"), "ab")
         self.process = subprocess.Popen(
             [BERTH, "serve", "--models", str(models), "--listen", "127.0.0.1:0", *arguments],
-            stdout=subprocess.PIPE, stderr=self.log, text=True, env=dict(os.environ, **(env or {})))
+            stdout=subprocess.PIPE, stderr=stderr or self.log, text=True,
+            env=dict(os.environ, **(env or {})))
         line = self.process.stdout.readline()
         match = re.search(r"(https?)://([0-9.]+):(\d+)", line)
         assert match, f"no address in {line!r}; exit status {self.process.poll()}"

@@ -27,6 +27,7 @@ static void capture_begin(void)
 static const char *capture_end(void)
 {
     int year, month, day, hour, minute, second, us, end = 0;
+    berth_log_flush();
     dup2(stderr_saved, STDERR_FILENO);
     close(stderr_saved);
     ssize_t length = read(pipe_fds[0], captured, sizeof(captured) - 1);
