@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "engine/whisper/languages.h"
+#include "model/languages.h"
 
 static const struct {
     const char *name;

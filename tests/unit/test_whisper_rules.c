@@ -10,8 +10,8 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "engine/whisper/languages.h"
 #include "engine/whisper/window.h"
+#include "model/languages.h"
 
 /* 10 tokens of text, then the control tokens, then 101 times: 16 is <|0.00|>, 116 <|2.00|>. */
 enum { EOT = 10, SOT = 11, NOTS = 15, T0 = 16, VOCAB = T0 + 101 };

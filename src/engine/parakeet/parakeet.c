@@ -19,7 +19,7 @@
 #include "engine/parakeet/encoder.h"
 #include "engine/parakeet/parakeet_row.h"
 #include "engine/parakeet/prepare.h"
-#include "engine/whisper/languages.h"
+#include "model/languages.h"
 
 #define SLOTS_MAX BERTH_STEP_EVENTS_MAX
 #define SLOTS_CPU 8

@@ -13,7 +13,7 @@
 #include <jansson.h>
 
 #include "base/mem.h"
-#include "engine/whisper/json_file.h"
+#include "engine/json_file.h"
 
 #define FILE_BYTES_MAX (8U << 20)
 #define PATH_BYTES_MAX 4096

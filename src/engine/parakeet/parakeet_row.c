@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "base/buf.h"
-#include "engine/whisper/languages.h"
+#include "model/languages.h"
 
 #define ARENA_BYTES_MAX (256U << 20)
 #define PLAN_WINDOWS 16 /* silent ones passed over in one call */

@@ -18,7 +18,7 @@
 #include <jansson.h>
 
 #include "base/mem.h"
-#include "engine/whisper/json_file.h"
+#include "engine/json_file.h"
 
 #define FILE_BYTES_MAX (64U << 20)
 #define IDS_MAX (1 << 20)

@@ -12,7 +12,7 @@
 #include <jansson.h>
 
 #include "base/mem.h"
-#include "engine/whisper/json_file.h"
+#include "engine/json_file.h"
 #include "engine/whisper/unicode_ranges.h"
 
 #define FILE_BYTES_MAX (64U << 20)

@@ -10,9 +10,9 @@
 
 #include <jansson.h>
 
-#include "engine/whisper/json_file.h"
-#include "engine/whisper/languages.h"
+#include "engine/json_file.h"
 #include "engine/whisper/mel.h"
+#include "model/languages.h"
 
 #define FILE_BYTES_MAX (8U << 20)
 #define PATH_BYTES_MAX 4096

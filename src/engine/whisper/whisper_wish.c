@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "base/buf.h"
-#include "engine/whisper/languages.h"
 #include "engine/whisper/whisper_row.h"
+#include "model/languages.h"
 
 #define PROMPT_BYTES_MAX 8192 /* more than 223 tokens ever take of a prompt's end */
 #define PROMPT_TOKENS_MAX 223

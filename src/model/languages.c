@@ -1,5 +1,5 @@
 /* languages.c - codes are ISO 639-1 where there is one, as Whisper's tokens write them. */
-#include "engine/whisper/languages.h"
+#include "model/languages.h"
 
 #include <string.h>
 #include <strings.h>

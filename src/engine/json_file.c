@@ -1,5 +1,5 @@
 /* json_file.c - a size limit before the parser, and errors that name file and line. */
-#include "engine/whisper/json_file.h"
+#include "engine/json_file.h"
 
 #include <errno.h>
 #include <stdio.h>
