@@ -131,6 +131,38 @@ void berth_free_pages(void *memory, size_t bytes)
     }
 }
 
+/* Not a new mapping in place of the old one, though that would be one call: where it fails, the
+ * addresses may be left free, for others to take. */
+bool berth_unmap_pages(void *memory, size_t bytes)
+{
+    size_t taken = berth_pages_bytes(bytes);
+    if (mprotect(memory, taken, PROT_NONE) != 0) {
+        return false;
+    }
+    if (madvise(memory, taken, MADV_DONTNEED) != 0) { /* somebody locked them */
+        int status = mprotect(memory, taken, PROT_READ | PROT_WRITE);
+        BERTH_ASSERT(status == 0);
+        return false;
+    }
+    atomic_fetch_sub_explicit(&bytes_live, taken, memory_order_relaxed);
+    return true;
+}
+
+bool berth_map_pages(void *memory, size_t bytes)
+{
+    size_t taken = berth_pages_bytes(bytes);
+    if (!allocation_allowed() || mprotect(memory, taken, PROT_READ | PROT_WRITE) != 0) {
+        return false;
+    }
+    atomic_fetch_add_explicit(&bytes_live, taken, memory_order_relaxed);
+    return true;
+}
+
+void berth_free_pages_unmapped(void *memory, size_t bytes)
+{
+    (void)munmap(memory, berth_pages_bytes(bytes));
+}
+
 char *berth_strdup(const char *text)
 {
     return berth_strndup(text, strlen(text));

@@ -26,6 +26,13 @@ void *berth_alloc_for_free(size_t bytes) BERTH_MUST_USE;
 void *berth_alloc_pages(size_t bytes) BERTH_MUST_USE;
 void berth_free_pages(void *memory, size_t bytes); /* NULL is fine */
 size_t berth_pages_bytes(size_t bytes); /* what that takes: whole huge pages; 0: too much */
+/* Gives the pages' memory back and keeps their addresses; who touches them faults. Then only
+ * berth_map_pages and berth_free_pages_unmapped take them. false: the system will not; they stay
+ * usable, contents undefined. */
+bool berth_unmap_pages(void *memory, size_t bytes) BERTH_MUST_USE;
+/* Pages that were unmapped are usable again, and zero. false: no memory; they stay unmapped. */
+bool berth_map_pages(void *memory, size_t bytes) BERTH_MUST_USE;
+void berth_free_pages_unmapped(void *memory, size_t bytes); /* the addresses too */
 /* A copy the caller owns, or NULL. */
 char *berth_strdup(const char *text) BERTH_MUST_USE;
 char *berth_strndup(const char *text, size_t length) BERTH_MUST_USE;

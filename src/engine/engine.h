@@ -23,7 +23,8 @@
 struct berth_span {
     void *address;
     size_t bytes;
-    int fd; /* -1: not shareable */
+    int fd;        /* -1: not shareable */
+    bool unmapped; /* addresses without memory, not to be read (span.h) */
 };
 
 /* What a worker process lends its engines, for the process' life. */
@@ -32,6 +33,7 @@ struct berth_engine_env {
     uint32_t threads; /* of the one operator pool of the process */
     const char
         *device; /* "cpu:0", "cuda:0": where this process' native engines run; NULL: the CPU */
+    uint32_t step_instances; /* a CPU's of a STEPS model whose config does not say; 0: one */
 };
 
 /* One request's share of a batch. part is made by the worker before execute, and by the engine for

@@ -19,17 +19,29 @@ struct span_kind {
     enum berth_code (*create)(const char *device, uint64_t bytes, struct berth_span *out,
                               struct berth_err *err);
     void (*destroy)(struct berth_span *span);
+    enum berth_code (*unmap)(const struct berth_span *span, struct berth_err *err);
+    enum berth_code (*map)(const struct berth_span *span, struct berth_err *err);
 };
 
 static enum berth_code cpu_create(const char *device, uint64_t bytes, struct berth_span *out,
                                   struct berth_err *err);
 static void cpu_destroy(struct berth_span *span);
+static enum berth_code cpu_unmap(const struct berth_span *span, struct berth_err *err);
+static enum berth_code cpu_map(const struct berth_span *span, struct berth_err *err);
 static const struct span_kind *find_kind(const char *device);
 
 static const struct span_kind kinds[] = {
-    {.prefix = "cpu", .create = cpu_create, .destroy = cpu_destroy},
+    {.prefix = "cpu",
+     .create = cpu_create,
+     .destroy = cpu_destroy,
+     .unmap = cpu_unmap,
+     .map = cpu_map},
 #ifdef BERTH_CUDA
-    {.prefix = "cuda", .create = berth_span_cuda_create, .destroy = berth_span_cuda_destroy},
+    {.prefix = "cuda",
+     .create = berth_span_cuda_create,
+     .destroy = berth_span_cuda_destroy,
+     .unmap = berth_span_cuda_unmap,
+     .map = berth_span_cuda_map},
 #endif
 };
 
@@ -56,6 +68,27 @@ void berth_span_destroy(const char *device, struct berth_span *span)
     *span = (struct berth_span){.fd = -1};
 }
 
+enum berth_code berth_span_unmap(const char *device, struct berth_span *span,
+                                 struct berth_err *err)
+{
+    const struct span_kind *kind = find_kind(device);
+    BERTH_ASSERT(kind != NULL && span->address != NULL);
+    BERTH_ASSERT(!span->unmapped);
+    BERTH_TRY(kind->unmap(span, err));
+    span->unmapped = true;
+    return BERTH_OK;
+}
+
+enum berth_code berth_span_map(const char *device, struct berth_span *span, struct berth_err *err)
+{
+    const struct span_kind *kind = find_kind(device);
+    BERTH_ASSERT(kind != NULL && span->address != NULL);
+    BERTH_ASSERT(span->unmapped);
+    BERTH_TRY(kind->map(span, err));
+    span->unmapped = false;
+    return BERTH_OK;
+}
+
 static enum berth_code cpu_create(const char *device, uint64_t bytes, struct berth_span *out,
                                   struct berth_err *err)
 {
@@ -76,7 +109,30 @@ static enum berth_code cpu_create(const char *device, uint64_t bytes, struct ber
 
 static void cpu_destroy(struct berth_span *span)
 {
-    berth_free_pages(span->address, span->bytes);
+    if (span->unmapped) {
+        berth_free_pages_unmapped(span->address, span->bytes);
+    } else {
+        berth_free_pages(span->address, span->bytes);
+    }
+}
+
+static enum berth_code cpu_unmap(const struct berth_span *span, struct berth_err *err)
+{
+    if (!berth_unmap_pages(span->address, span->bytes)) {
+        return berth_fail(err, BERTH_UNAVAILABLE,
+                          "the system does not take %zu MiB of weights back",
+                          span->bytes >> 20);
+    }
+    return BERTH_OK;
+}
+
+static enum berth_code cpu_map(const struct berth_span *span, struct berth_err *err)
+{
+    if (!berth_map_pages(span->address, span->bytes)) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for %zu MiB of weights",
+                          span->bytes >> 20);
+    }
+    return BERTH_OK;
 }
 
 static const struct span_kind *find_kind(const char *device)

@@ -1,11 +1,14 @@
 /* Allocation that is counted and can fail, overflow checks, arenas. */
 #include "base/mem.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 static bool all_zero(const unsigned char *bytes, size_t length)
@@ -38,6 +41,66 @@ static void memory_comes_zeroed_and_is_counted(void **state)
     berth_free(NULL);
     assert_int_equal(berth_mem_bytes_live(), live);
     assert_null(berth_alloc(SIZE_MAX - 4));
+}
+
+/* Can the system read that byte? It says so instead of a fault. */
+static bool readable(const void *byte)
+{
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    ssize_t done = write(ends[1], byte, 1);
+    int error = errno;
+    close(ends[0]);
+    close(ends[1]);
+    assert_true(done == 1 || error == EFAULT);
+    return done == 1;
+}
+
+/* Bytes of memory behind whole pages. */
+static size_t resident(void *memory, size_t bytes)
+{
+    unsigned char pages[1024];
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size_t count = 0;
+    assert_true(bytes / page <= sizeof(pages));
+    assert_int_equal(mincore(memory, bytes, pages), 0);
+    for (size_t i = 0; i < bytes / page; i++) {
+        count += (pages[i] & 1U) != 0 ? page : 0;
+    }
+    return count;
+}
+
+static void pages_keep_their_addresses_without_memory(void **state)
+{
+    uint64_t live = berth_mem_bytes_live();
+    size_t taken = (size_t)2 << 20;
+    (void)state;
+    unsigned char *memory = berth_alloc_pages(1000);
+    assert_non_null(memory);
+    for (int round = 0; round < 3; round++) {
+        assert_true(all_zero(memory, taken));
+        memset(memory, 1, taken);
+        assert_int_equal(resident(memory, taken), taken);
+        assert_true(berth_unmap_pages(memory, 1000));
+        assert_int_equal(berth_mem_bytes_live(), live);
+        assert_int_equal(resident(memory, taken), 0);
+        assert_false(readable(memory));
+        assert_false(readable(memory + taken - 1));
+        void *other = berth_alloc_pages(taken); /* nobody gets the addresses */
+        assert_true(other != NULL && other != memory);
+        berth_free_pages(other, taken);
+        berth_mem_fail_at(1, false);
+        assert_false(berth_map_pages(memory, 1000));
+        berth_mem_fail_at(0, false);
+        assert_false(readable(memory));
+        assert_int_equal(berth_mem_bytes_live(), live);
+        assert_true(berth_map_pages(memory, 1000));
+        assert_int_equal(berth_mem_bytes_live(), live + taken);
+        assert_true(readable(memory));
+    }
+    assert_true(berth_unmap_pages(memory, 1000));
+    berth_free_pages_unmapped(memory, 1000);
+    assert_int_equal(berth_mem_bytes_live(), live);
 }
 
 static void pages_are_whole_aligned_and_counted(void **state)
@@ -157,6 +220,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_comes_zeroed_and_is_counted),
         cmocka_unit_test(pages_are_whole_aligned_and_counted),
+        cmocka_unit_test(pages_keep_their_addresses_without_memory),
         cmocka_unit_test(nth_allocation_fails),
         cmocka_unit_test(sizes_do_not_overflow),
         cmocka_unit_test(arena_aligns_zeroes_and_limits),

@@ -1,16 +1,21 @@
-/* test_span.c - memory for weights on the CPU: sizes, limits, what this build knows, and that a
- * loaded model's span is made, counted and given back. */
+/* test_span.c - memory for weights on the CPU: sizes, limits, what this build knows; that a span's
+ * memory is given back and taken again under a model that stays; and that a loaded model's span is
+ * made, counted and given back. */
 #include "engine/span.h"
 
+#include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "base/mem.h"
+#include "parakeet_golden.h"
+#include "speech_rig.h"
 #include "worker/worker.h"
 
 #define HUGE ((size_t)2 << 20)
@@ -76,6 +81,125 @@ static void what_cannot_be_is_refused(void **state)
     berth_mem_fail_at(1, false);
     assert_int_equal(berth_span_create("cpu:0", 1, &span, &err), BERTH_UNAVAILABLE);
     berth_mem_fail_at(0, false);
+}
+
+/* Can the system read that byte? It says so instead of a fault. */
+static bool readable(const void *byte)
+{
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    ssize_t done = write(ends[1], byte, 1);
+    int error = errno;
+    close(ends[0]);
+    close(ends[1]);
+    assert_true(done == 1 || error == EFAULT);
+    return done == 1;
+}
+
+static void a_span_keeps_its_addresses_without_memory(void **state)
+{
+    static const char *const devices[] = {"cpu:0", NULL};
+    (void)state;
+    for (size_t i = 0; i < BERTH_COUNT_OF(devices); i++) {
+        struct berth_err err = {0};
+        struct berth_span span = {.fd = -1};
+        uint64_t live = berth_mem_bytes_live();
+        assert_int_equal(berth_span_create(devices[i], 3 * HUGE - 1, &span, &err), BERTH_OK);
+        assert_false(span.unmapped);
+        unsigned char *bytes = span.address;
+        for (int round = 0; round < 3; round++) {
+            memset(bytes, 7, span.bytes);
+            assert_int_equal(berth_span_unmap(devices[i], &span, &err), BERTH_OK);
+            assert_true(span.unmapped);
+            assert_ptr_equal(span.address, bytes);
+            assert_int_equal(span.bytes, 3 * HUGE);
+            assert_int_equal(berth_mem_bytes_live(), live);
+            assert_false(readable(bytes));
+            assert_false(readable(bytes + span.bytes - 1));
+            assert_int_equal(berth_span_map(devices[i], &span, &err), BERTH_OK);
+            assert_false(span.unmapped);
+            assert_ptr_equal(span.address, bytes);
+            assert_int_equal(berth_mem_bytes_live(), live + 3 * HUGE);
+            assert_true(readable(bytes));
+        }
+        assert_int_equal(berth_span_unmap(devices[i], &span, &err), BERTH_OK);
+        berth_span_destroy(devices[i], &span); /* without memory too */
+        assert_null(span.address);
+        assert_false(span.unmapped);
+        assert_int_equal(berth_mem_bytes_live(), live);
+        assert_false(readable(bytes));
+    }
+}
+
+static void a_map_that_fails_can_be_tried_again(void **state)
+{
+    struct berth_err err = {0};
+    struct berth_span span = {.fd = -1};
+    uint64_t live = berth_mem_bytes_live();
+    (void)state;
+    assert_int_equal(berth_span_create("cpu:0", HUGE, &span, &err), BERTH_OK);
+    unsigned char *bytes = span.address;
+    assert_int_equal(berth_span_unmap("cpu:0", &span, &err), BERTH_OK);
+    berth_mem_fail_at(1, true);
+    for (int attempt = 0; attempt < 3; attempt++) {
+        err = (struct berth_err){0};
+        assert_int_equal(berth_span_map("cpu:0", &span, &err), BERTH_UNAVAILABLE);
+        assert_non_null(strstr(err.msg, "2 MiB"));
+        assert_true(span.unmapped);
+        assert_ptr_equal(span.address, bytes);
+        assert_int_equal(berth_mem_bytes_live(), live);
+        assert_false(readable(bytes));
+    }
+    berth_mem_fail_at(0, false);
+    assert_int_equal(berth_span_map("cpu:0", &span, &err), BERTH_OK);
+    assert_true(readable(bytes));
+    berth_span_destroy("cpu:0", &span);
+    assert_int_equal(berth_mem_bytes_live(), live);
+}
+
+/* All that a final part says about one recording. */
+static struct berth_buf hear(struct rig *rig, const float *samples, size_t count)
+{
+    static struct job job;
+    memset(&job, 0, sizeof(job));
+    job.samples = samples;
+    job.count = count;
+    jobs_run(rig, &job, 1);
+    assert_int_equal(job.answer.code, BERTH_OK);
+    struct berth_buf raw = job.answer.raw;
+    job.answer.raw = (struct berth_buf){0};
+    answer_drop(&job.answer);
+    return raw;
+}
+
+static bool same(const struct berth_buf *a, const struct berth_buf *b)
+{
+    return a->length == b->length && memcmp(a->bytes, b->bytes, a->length) == 0;
+}
+
+static void a_model_answers_as_before_over_weights_loaded_again(void **state)
+{
+    struct rig rig;
+    struct berth_err err = {0};
+    size_t count = 0;
+    float *samples = golden_pcm(8, &count);
+    (void)state;
+    assert_int_equal(rig_open(&rig, &berth_engine_parakeet, golden_model(), NULL, &err), BERTH_OK);
+    struct berth_buf before = hear(&rig, samples, count);
+    for (int round = 0; round < 2; round++) {
+        assert_int_equal(berth_span_unmap(NULL, &rig.weights, &err), BERTH_OK);
+        assert_int_equal(berth_span_map(NULL, &rig.weights, &err), BERTH_OK);
+        struct berth_buf zeros = hear(&rig, samples, count); /* it is that memory which is read */
+        assert_false(same(&before, &zeros));
+        assert_int_equal(rig.ops->weights_load(rig.spec, rig.weights, &err), BERTH_OK);
+        struct berth_buf after = hear(&rig, samples, count);
+        assert_true(same(&before, &after));
+        berth_buf_finish(&zeros);
+        berth_buf_finish(&after);
+    }
+    berth_buf_finish(&before);
+    rig_close(&rig);
+    berth_free(samples);
 }
 
 /* An engine whose model is its weights; each stage can be made to fail. */
@@ -236,8 +360,23 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_span_is_counted_and_given_back),
         cmocka_unit_test(what_cannot_be_is_refused),
+        cmocka_unit_test(a_span_keeps_its_addresses_without_memory),
+        cmocka_unit_test(a_map_that_fails_can_be_tried_again),
+        cmocka_unit_test(a_model_answers_as_before_over_weights_loaded_again),
         cmocka_unit_test(a_loaded_models_span_counts_and_ends_with_it),
         cmocka_unit_test(a_load_that_fails_leaves_nothing),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    struct berth_err err = {.code = BERTH_OK};
+    struct berth_slabs_options options = {.bytes_budget = 64U << 20};
+    if (berth_slabs_create(&options, &rig_slabs, &err) != BERTH_OK) {
+        return 1;
+    }
+    struct berth_engine_env env = {.slabs = rig_slabs, .threads = 2, .device = "cpu:0"};
+    if (berth_engine_parakeet.start(&env, &err) != BERTH_OK) {
+        return 1;
+    }
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    berth_engine_parakeet.finish();
+    berth_slabs_destroy(rig_slabs);
+    return failed;
 }

@@ -16,7 +16,8 @@ struct span_range {
 static struct span_range *ranges; /* guarded by mu */
 static pthread_mutex_t mu = PTHREAD_MUTEX_INITIALIZER;
 
-static struct span_range *take_out(const void *address);
+static struct berth_vmm *range_of(const struct berth_span *span);
+static struct span_range **find(const void *address);
 
 enum berth_code berth_span_cuda_create(const char *device, uint64_t bytes, struct berth_span *out,
                                        struct berth_err *err)
@@ -47,23 +48,41 @@ enum berth_code berth_span_cuda_create(const char *device, uint64_t bytes, struc
 
 void berth_span_cuda_destroy(struct berth_span *span)
 {
-    struct span_range *ended = take_out(span->address);
-    BERTH_ASSERT(ended != NULL);
+    pthread_mutex_lock(&mu);
+    struct span_range **at = find(span->address);
+    struct span_range *ended = *at;
+    *at = ended->next;
+    pthread_mutex_unlock(&mu);
     berth_vmm_finish(&ended->range);
     berth_free(ended);
 }
 
-static struct span_range *take_out(const void *address)
+enum berth_code berth_span_cuda_unmap(const struct berth_span *span, struct berth_err *err)
 {
-    struct span_range *found = NULL;
+    return berth_vmm_unmap(range_of(span), err);
+}
+
+enum berth_code berth_span_cuda_map(const struct berth_span *span, struct berth_err *err)
+{
+    return berth_vmm_map(range_of(span), err);
+}
+
+/* It stays where it is until the span's holder, who asks, ends it. */
+static struct berth_vmm *range_of(const struct berth_span *span)
+{
     pthread_mutex_lock(&mu);
-    for (struct span_range **at = &ranges; *at != NULL; at = &(*at)->next) {
-        if ((*at)->range.address == (uintptr_t)address) {
-            found = *at;
-            *at = found->next;
-            break;
-        }
-    }
+    struct span_range *found = *find(span->address);
     pthread_mutex_unlock(&mu);
-    return found;
+    return &found->range;
+}
+
+/* Where the range is linked in; the caller has mu. */
+static struct span_range **find(const void *address)
+{
+    struct span_range **at = &ranges;
+    while (*at != NULL && (*at)->range.address != (uintptr_t)address) {
+        at = &(*at)->next;
+    }
+    BERTH_ASSERT(*at != NULL);
+    return at;
 }

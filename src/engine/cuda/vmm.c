@@ -89,7 +89,7 @@ void berth_vmm_finish(struct berth_vmm *range)
 enum berth_code berth_vmm_map(struct berth_vmm *range, struct berth_err *err)
 {
     CUmemGenericAllocationHandle memory = 0;
-    BERTH_ASSERT(range->address != 0 && !range->mapped);
+    BERTH_ASSERT(range->address != 0 && !range->mapped && range->memory == 0);
     BERTH_TRY(use(range->device, err));
     CUmemAllocationProp wanted = properties(range->device);
     CUresult status = driver.create(&memory, range->bytes, &wanted, 0);
@@ -104,17 +104,19 @@ enum berth_code berth_vmm_map(struct berth_vmm *range, struct berth_err *err)
 
 enum berth_code berth_vmm_unmap(struct berth_vmm *range, struct berth_err *err)
 {
-    if (!range->mapped) {
+    if (!range->mapped && range->memory == 0) {
         return BERTH_OK;
     }
     BERTH_TRY(use(range->device, err));
-    CUresult status = driver.unmap(range->address, range->bytes);
-    if (status != CUDA_SUCCESS) {
-        return fail(err, status, "unmapping device memory");
+    if (range->mapped) {
+        CUresult status = driver.unmap(range->address, range->bytes);
+        if (status != CUDA_SUCCESS) {
+            return fail(err, status, "unmapping device memory");
+        }
+        range->mapped = false;
     }
-    range->mapped = false;
     if (range->memory != 0) { /* an import gave its handle back when it was mapped */
-        status = driver.release(range->memory);
+        CUresult status = driver.release(range->memory);
         if (status != CUDA_SUCCESS) {
             return fail(err, status, "giving device memory back");
         }

@@ -23,7 +23,7 @@ extern "C" {
 struct berth_vmm {
     uint64_t address; /* on the device; 0: nothing reserved */
     uint64_t bytes;   /* rounded up to what the device grants, 2 MiB */
-    uint64_t memory;  /* CUDA's handle of the physical memory; good while mapped */
+    uint64_t memory;  /* CUDA's handle of the physical memory; 0: none held */
     int device;
     bool mapped;
 };
@@ -37,7 +37,8 @@ void berth_vmm_finish(struct berth_vmm *range);
  * much, UNAVAILABLE when it has not now. */
 enum berth_code berth_vmm_map(struct berth_vmm *range, struct berth_err *err) BERTH_MUST_USE;
 /* Gives the physical memory back and keeps the addresses; all work that reads it is over. While
- * an exported descriptor or another process' mapping lives, CUDA keeps the memory (C5). */
+ * an exported descriptor or another process' mapping lives, CUDA keeps the memory (C5). After an
+ * error it may be asked again, for what is left to do; what is unmapped already is fine. */
 enum berth_code berth_vmm_unmap(struct berth_vmm *range, struct berth_err *err) BERTH_MUST_USE;
 /* A descriptor of the mapped memory, closed on exec; the caller owns it. */
 enum berth_code berth_vmm_export(const struct berth_vmm *range, int *fd,
