@@ -18,6 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/child.h"
 #include "base/mem.h"
 #include "media/media.h"
 #include "media/protocol.h"
@@ -53,11 +54,11 @@ int berth_media_decode_main(int argc, char **argv)
 
 int berth_decode_main(int argc, char **argv, const struct berth_decoder_ops *const *decoders)
 {
-    struct berth_sandbox_limits limits = {.socket_fd = BERTH_DECODE_SOCKET};
+    struct berth_sandbox_limits limits = {.socket_fd = BERTH_CHILD_SOCKET};
     struct berth_say_message message = {.magic = BERTH_PROTOCOL_MAGIC, .say = BERTH_SAY_READY};
     struct berth_err err = {0};
     if (argc != 4 || !read_count(argv[2], &limits.memory_max) ||
-        !read_count(argv[3], &limits.cpu_s_max) || !is_socket(BERTH_DECODE_SOCKET)) {
+        !read_count(argv[3], &limits.cpu_s_max) || !is_socket(BERTH_CHILD_SOCKET)) {
         fprintf(stderr, "berth decode: started by `berth serve`, not by hand\n");
         return 2;
     }
@@ -73,10 +74,10 @@ int berth_decode_main(int argc, char **argv, const struct berth_decoder_ops *con
         message.say = BERTH_SAY_DONE;
         message.code = (uint32_t)err.code;
         berth_say_text(&message, err.msg);
-        berth_say_send(BERTH_DECODE_SOCKET, &message, -1, true);
+        berth_say_send(BERTH_CHILD_SOCKET, &message, -1, true);
         return 1;
     }
-    if (berth_say_send(BERTH_DECODE_SOCKET, &message, -1, true)) {
+    if (berth_say_send(BERTH_CHILD_SOCKET, &message, -1, true)) {
         serve(decoders);
     }
     return 0;
@@ -101,7 +102,7 @@ static void serve(const struct berth_decoder_ops *const *decoders)
 {
     struct berth_say_message message;
     int fd = -1;
-    while (berth_say_receive(BERTH_DECODE_SOCKET, &message, &fd)) {
+    while (berth_say_receive(BERTH_CHILD_SOCKET, &message, &fd)) {
         if (message.say == BERTH_SAY_JOB && fd >= 0) {
             work(decoders, &message, fd);
         } else if (fd >= 0) {
@@ -128,7 +129,7 @@ static void work(const struct berth_decoder_ops *const *decoders,
     };
     berth_say_text(&done, code == BERTH_OK ? "" : err.msg);
     malloc_trim(0); /* before the answer: an idle process is a small one */
-    berth_say_send(BERTH_DECODE_SOCKET, &done, -1, true);
+    berth_say_send(BERTH_CHILD_SOCKET, &done, -1, true);
 }
 
 static enum berth_code decode(const struct berth_decoder_ops *const *decoders,
@@ -161,7 +162,7 @@ static enum berth_code say_found(struct berth_pcm *pcm, const struct berth_pcm_s
         .channel_count = source->channel_count,
     };
     berth_say_text(&message, source->format);
-    if (!berth_say_send(BERTH_DECODE_SOCKET, &message, -1, true)) {
+    if (!berth_say_send(BERTH_CHILD_SOCKET, &message, -1, true)) {
         return berth_fail(err, BERTH_INTERNAL, "the server is gone");
     }
     return BERTH_OK;
@@ -177,8 +178,8 @@ static enum berth_code ask_room(struct berth_pcm *pcm, uint64_t capacity, struct
         .frames = capacity,
     };
     int fd = -1;
-    if (!berth_say_send(BERTH_DECODE_SOCKET, &message, -1, true) ||
-        !berth_say_receive(BERTH_DECODE_SOCKET, &message, &fd)) {
+    if (!berth_say_send(BERTH_CHILD_SOCKET, &message, -1, true) ||
+        !berth_say_receive(BERTH_CHILD_SOCKET, &message, &fd)) {
         return berth_fail(err, BERTH_INTERNAL, "the server is gone");
     }
     if (message.say != BERTH_SAY_OUT || fd < 0) {

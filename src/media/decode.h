@@ -8,8 +8,6 @@
 
 #include "media/decoder.h"
 
-#define BERTH_DECODE_SOCKET 3 /* the descriptor on which a decode process finds its socket */
-
 /* argv: berth decode MEMORY_MAX CPU_S_MAX. Returns the exit status. */
 int berth_decode_main(int argc, char **argv, const struct berth_decoder_ops *const *decoders);
 

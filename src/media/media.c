@@ -309,7 +309,7 @@ static void give_up_starting(struct berth_media *media)
         return;
     }
     for (size_t i = 0; i < media->process_lane_count; i++) {
-        if (media->process_lanes[i].process.failed_in_row < STARTS_MAX) {
+        if (media->process_lanes[i].process.child.failed_in_row < STARTS_MAX) {
             return;
         }
     }
@@ -362,11 +362,11 @@ static int wait_ms(const struct berth_media *media)
 {
     int most = atomic_load(&media->outstanding) > 0 ? TICK_MS : -1;
     for (size_t i = 0; i < media->process_lane_count; i++) {
-        enum berth_process_state state = media->process_lanes[i].process.state;
-        if (state == BERTH_PROCESS_DYING) {
+        enum berth_child_state state = media->process_lanes[i].process.child.state;
+        if (state == BERTH_CHILD_DYING) {
             return TICK_MS_REAP;
         }
-        if (state != BERTH_PROCESS_UP && most < 0) {
+        if (state != BERTH_CHILD_UP && most < 0) {
             most = TICK_MS_START;
         }
     }

@@ -46,7 +46,7 @@ void berth_process_lane_finish(struct berth_process_lane *lane)
     if (lane->env == NULL) {
         return;
     }
-    berth_process_finish(&lane->process);
+    berth_child_finish(&lane->process.child);
     if (lane->job != NULL && !lane->is_done) {
         lane->job->err = lane->verdict;
         end_job(lane, 0);
@@ -55,7 +55,7 @@ void berth_process_lane_finish(struct berth_process_lane *lane)
 
 bool berth_process_lane_is_free(const struct berth_process_lane *lane)
 {
-    return lane->job == NULL && lane->process.state == BERTH_PROCESS_UP;
+    return lane->job == NULL && lane->process.child.state == BERTH_CHILD_UP;
 }
 
 bool berth_process_lane_begin(struct berth_process_lane *lane, struct berth_media_job *job,
@@ -84,22 +84,23 @@ bool berth_process_lane_begin(struct berth_process_lane *lane, struct berth_medi
 
 void berth_process_lane_tick(struct berth_process_lane *lane, uint64_t now_ns)
 {
-    switch (lane->process.state) {
-    case BERTH_PROCESS_DOWN:
-        if (now_ns >= lane->process.t_start_ns) {
+    switch (lane->process.child.state) {
+    case BERTH_CHILD_DOWN:
+        if (now_ns >= lane->process.child.t_start_ns) {
             start(lane, now_ns);
         }
         break;
-    case BERTH_PROCESS_STARTING:
-        if (now_ns - lane->process.t_start_ns > START_NS_MAX) {
+    case BERTH_CHILD_STARTING:
+        if (now_ns - lane->process.child.t_state_ns > START_NS_MAX) {
             berth_process_kill(&lane->process);
         }
         break;
-    case BERTH_PROCESS_UP:
+    case BERTH_CHILD_UP:
         watch(lane, now_ns);
         break;
-    case BERTH_PROCESS_DYING:
-        if (berth_process_reap(&lane->process, now_ns)) {
+    case BERTH_CHILD_LEAVING:
+    case BERTH_CHILD_DYING:
+        if (berth_child_reap(&lane->process.child, now_ns)) {
             reaped(lane);
         }
         break;
@@ -110,9 +111,9 @@ void berth_process_lane_readable(struct berth_process_lane *lane)
 {
     struct berth_say_message raw, message;
     struct berth_err err = {0};
-    for (int i = 0; i < MESSAGES_AT_ONCE && lane->process.fd >= 0; i++) {
+    for (int i = 0; i < MESSAGES_AT_ONCE && lane->process.child.fd >= 0; i++) {
         /* Without room for control data: descriptors it may send are closed by the kernel. */
-        ssize_t got = recv(lane->process.fd, &raw, sizeof(raw), MSG_DONTWAIT | MSG_TRUNC);
+        ssize_t got = recv(lane->process.child.fd, &raw, sizeof(raw), MSG_DONTWAIT | MSG_TRUNC);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
             return;
         }
@@ -158,7 +159,7 @@ static void start(struct berth_process_lane *lane, uint64_t now_ns)
         return;
     }
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = lane};
-    if (epoll_ctl(lane->env->epoll_fd, EPOLL_CTL_ADD, process->fd, &event) != 0) {
+    if (epoll_ctl(lane->env->epoll_fd, EPOLL_CTL_ADD, process->child.fd, &event) != 0) {
         berth_process_kill(process);
     }
 }
@@ -178,7 +179,7 @@ static bool send_job(struct berth_process_lane *lane, int in_fd, uint64_t offset
     };
     uint64_t frames_max = berth_pcm_frames_max(job->rate, job->seconds_max) + BERTH_PCM_BLOCK;
     berth_talk_begin(&lane->process.talk, lane->job_number, frames_max);
-    return berth_say_send(lane->process.fd, &message, in_fd, false);
+    return berth_say_send(lane->process.child.fd, &message, in_fd, false);
 }
 
 /* A descriptor that shows this request's bytes and no others, and cannot change them. */
@@ -223,9 +224,8 @@ static void watch(struct berth_process_lane *lane, uint64_t now_ns)
 /* The process is gone for good. */
 static void reaped(struct berth_process_lane *lane)
 {
-    char ending[64];
-    berth_process_ending(&lane->process, ending, sizeof(ending));
-    if (lane->process.has_failed) {
+    const char *ending = lane->process.child.ending;
+    if (!lane->process.child.was_ready) {
         if (lane->process.start_message[0] == '\0') {
             snprintf(lane->process.start_message, sizeof(lane->process.start_message),
                      "ended before it was ready: %s", ending);
@@ -250,8 +250,7 @@ static void read_message(struct berth_process_lane *lane, const struct berth_say
     struct berth_process *process = &lane->process;
     switch ((enum berth_say)message->say) {
     case BERTH_SAY_READY:
-        process->state = BERTH_PROCESS_UP;
-        process->failed_in_row = 0;
+        berth_process_ready(process);
         break;
     case BERTH_SAY_FOUND:
         if (message->frames != UINT64_MAX) {
@@ -265,7 +264,7 @@ static void read_message(struct berth_process_lane *lane, const struct berth_say
         give_room(lane, message->frames);
         break;
     case BERTH_SAY_DONE:
-        if (process->state == BERTH_PROCESS_STARTING) {
+        if (process->child.state == BERTH_CHILD_STARTING) {
             memcpy(process->start_message, message->text, sizeof(process->start_message));
             berth_process_kill(process);
         } else {
@@ -293,7 +292,7 @@ static void give_room(struct berth_process_lane *lane, uint64_t frames)
         lane->process.talk.capacity = frames;
         fd = berth_slabs_fd(slabs, &lane->job->out);
     }
-    if (!berth_say_send(lane->process.fd, &message, fd, false)) {
+    if (!berth_say_send(lane->process.child.fd, &message, fd, false)) {
         berth_process_kill(&lane->process);
     }
 }

@@ -27,6 +27,8 @@
 #define EVENTS_MAX 2
 #define MESSAGES_AT_ONCE 256
 #define START_NS_DEFAULT (60 * BERTH_NS_PER_S)
+#define CALM_NS (10 * BERTH_NS_PER_S) /* up for so long: its end begins no row of failures */
+#define SOCKET_BYTES (512 * 1024)     /* a few whole messages, whatever the machine's default */
 #define REAP_NS (10 * BERTH_NS_PER_MS)    /* how often a child that ends is looked at */
 #define REAP_NS_MAX (2 * BERTH_NS_PER_S)  /* then its messages go home all the same */
 #define HANG_NS_DEFAULT (30 * BERTH_NS_PER_S)
@@ -94,7 +96,7 @@ enum berth_code berth_worker_process_create(const struct berth_worker_options *o
     if (worker->options.engine_find == NULL) {
         worker->options.engine_find = berth_engine_find;
     }
-    berth_child_init(&worker->child);
+    berth_child_init(&worker->child, CALM_NS);
     worker->epoll_fd = -1;
     berth_list_init(&worker->outbox);
     berth_list_init(&worker->sent);
@@ -315,8 +317,8 @@ static void tick(struct berth_process_worker *worker, uint64_t now_ns)
                 berth_log_warn("worker", 0, "%s device=%s", text, worker->base.device);
             }
             atomic_store(&worker->base.condition,
-                         worker->was_ready ? BERTH_WORKER_STARTING : BERTH_WORKER_FAILING);
-            fail_under_way(worker, text, !worker->was_ready || atomic_load(&worker->base.closing));
+                         child->was_ready ? BERTH_WORKER_STARTING : BERTH_WORKER_FAILING);
+            fail_under_way(worker, text, !child->was_ready || atomic_load(&worker->base.closing));
         } else if (child->state == BERTH_CHILD_DYING &&
                    now_ns - child->t_state_ns > REAP_NS_MAX) {
             fail_under_way(worker, "worker process was killed and does not end", true);
@@ -328,13 +330,19 @@ static void tick(struct berth_process_worker *worker, uint64_t now_ns)
 static void start_child(struct berth_process_worker *worker, uint64_t now_ns)
 {
     struct berth_err err = {0};
-    if (berth_child_start(&worker->child, worker->options.program, now_ns, &err) != BERTH_OK) {
+    char name[] = "berth", verb[] = "worker", flag[] = "--fd", number[12];
+    char *argv[] = {name, verb, flag, number, NULL};
+    struct berth_child_options options = {.what = "a worker process",
+                                          .program = worker->options.program,
+                                          .argv = argv,
+                                          .buffer_bytes = SOCKET_BYTES};
+    snprintf(number, sizeof(number), "%d", BERTH_CHILD_SOCKET);
+    if (berth_child_start(&worker->child, &options, now_ns, &err) != BERTH_OK) {
         berth_log_err(BERTH_LOG_WARN, "worker", 0, &err);
         atomic_store(&worker->base.condition, BERTH_WORKER_FAILING);
         fail_under_way(worker, err.msg, true);
         return;
     }
-    worker->was_ready = false;
     watch_socket(worker, EPOLL_CTL_ADD, false);
     put_hello(worker);
     if (berth_wire_send(worker->child.fd, &worker->writer, false) != BERTH_WIRE_OK) {
@@ -501,7 +509,6 @@ static bool take_ready(struct berth_process_worker *worker, uint64_t now_ns)
     }
     uint64_t start_ns = now_ns - worker->child.t_state_ns;
     berth_child_ready(&worker->child, now_ns);
-    worker->was_ready = true;
     atomic_store(&worker->base.condition, BERTH_WORKER_READY);
     berth_log_info("worker", 0, "worker process is ready device=%s pid=%d ms=%" PRIu64,
                    worker->base.device, (int)worker->child.pid, start_ns / BERTH_NS_PER_MS);

@@ -1,7 +1,7 @@
 /* process_worker.h - the records that the files of the process worker share; nobody else includes
  * it.
  *
- *     berth_process_worker ─┬─ child: the process and its socket (worker_child.h)
+ *     berth_process_worker ─┬─ child: the process and its socket (base/child.h)
  *                           ├─ flights: messages under way, queued or sent (flight.c)
  *                           └─ remotes: what the child has loaded, and the rows in its slots
  *
@@ -14,9 +14,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/child.h"
 #include "base/queue.h"
 #include "worker/worker.h"
-#include "worker/worker_child.h"
 #include "worker/worker_protocol.h"
 
 #define BERTH_REMOTES_BUCKETS 256 /* a power of two */
@@ -67,7 +67,6 @@ struct berth_process_worker {
     int epoll_fd;
     bool wants_out;               /* the socket is watched for room */
     struct berth_child child;
-    bool was_ready;               /* the present child, or the last one */
     struct berth_link outbox, sent, releases;
     struct berth_remote *remotes[BERTH_REMOTES_BUCKETS];
     uint64_t id_last, token_last;

@@ -23,6 +23,7 @@
 
 #include <cmocka.h>
 
+#include "base/child.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -57,7 +58,7 @@ static void say(enum berth_say what, uint64_t job, uint64_t frames)
 {
     struct berth_say_message message = {
         .magic = BERTH_PROTOCOL_MAGIC, .say = (uint32_t)what, .job = job, .frames = frames};
-    (void)berth_say_send(BERTH_DECODE_SOCKET, &message, -1, true);
+    (void)berth_say_send(BERTH_CHILD_SOCKET, &message, -1, true);
 }
 
 static void grow(void)
@@ -113,7 +114,7 @@ static enum berth_code hook_decode(const struct berth_media_input *input, struct
     } else if (strcmp(what, "job") == 0) {
         say(BERTH_SAY_DONE, 12345, 0);
     } else if (strcmp(what, "short") == 0) {
-        (void)!write(BERTH_DECODE_SOCKET, "x", 1);
+        (void)!write(BERTH_CHILD_SOCKET, "x", 1);
     } else if (strcmp(what, "exit") == 0) {
         _exit(0);
     } else if (strcmp(what, "text") == 0) {

@@ -1,12 +1,12 @@
-/* worker_child.c - starting and ending worker processes.
+/* child.c - starting and ending the processes that serve us (decoders, workers).
  *
  * posix_spawn: no fork of a process with many threads and much memory. The child gets one socket,
- * the server's standard error (its log lines are ours), /dev/null for the other two, a process
- * group of its own (Ctrl-C is for the server, which drains), default signals, and the environment
- * as it is: drivers and libraries read more of it than a list here could name. What the server has
- * open is close-on-exec.
+ * our standard error (its log lines are ours), /dev/null for the other two, a process group of its
+ * own (Ctrl-C is for the server, which drains) and default signals. What the server has open is
+ * close-on-exec. One that fails is started again after a pause that grows, so that a broken
+ * installation does not keep a core busy.
  */
-#include "worker/worker_child.h"
+#include "base/child.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,16 +22,14 @@
 #include "base/mem.h"
 
 #define SELF "/proc/self/exe"
-#define CHILD_SOCKET 3
-#define BUFFER_BYTES (512 * 1024)
 #define PAUSE_NS_MIN (100 * BERTH_NS_PER_MS)
 #define PAUSE_NS_MAX (10 * BERTH_NS_PER_S)
-#define CALM_NS (10 * BERTH_NS_PER_S)  /* up for so long: its end begins no row of failures */
 #define LEAVE_NS_MAX (5 * BERTH_NS_PER_S)
 
 extern char **environ;
 
-static int spawn_with(pid_t *pid, const char *program, int child_fd);
+static int spawn_with(pid_t *pid, const struct berth_child_options *options, const char *program,
+                      int child_fd);
 static int set_files(posix_spawn_file_actions_t *actions, int child_fd);
 static int set_attributes(posix_spawnattr_t *attributes);
 static void enter(struct berth_child *child, enum berth_child_state state, uint64_t now_ns);
@@ -39,32 +37,34 @@ static void note_end(struct berth_child *child, int status, uint64_t now_ns);
 static void pause_start(struct berth_child *child, uint64_t now_ns);
 static void close_socket(struct berth_child *child);
 
-void berth_child_init(struct berth_child *child)
+void berth_child_init(struct berth_child *child, uint64_t calm_ns)
 {
-    *child = (struct berth_child){.pid = -1, .fd = -1};
+    *child = (struct berth_child){.pid = -1, .fd = -1, .calm_ns = calm_ns};
 }
 
-enum berth_code berth_child_start(struct berth_child *child, const char *program, uint64_t now_ns,
+enum berth_code berth_child_start(struct berth_child *child,
+                                  const struct berth_child_options *options, uint64_t now_ns,
                                   struct berth_err *err)
 {
     int ends[2];
+    const char *program = options->program == NULL ? SELF : options->program;
     BERTH_ASSERT(child->state == BERTH_CHILD_DOWN);
-    program = program == NULL ? SELF : program;
+    child->was_ready = false;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
         pause_start(child, now_ns);
-        return berth_fail(err, BERTH_UNAVAILABLE, "no socket for a worker process: %s",
+        return berth_fail(err, BERTH_UNAVAILABLE, "no socket for %s: %s", options->what,
                           strerror(errno));
     }
-    for (int i = 0; i < 2; i++) { /* a few whole messages, whatever the machine's default is */
-        (void)setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &(int){BUFFER_BYTES}, sizeof(int));
+    for (int i = 0; i < 2 && options->buffer_bytes > 0; i++) {
+        (void)setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &options->buffer_bytes, sizeof(int));
     }
-    int status = spawn_with(&child->pid, program, ends[1]);
+    int status = spawn_with(&child->pid, options, program, ends[1]);
     close(ends[1]);
     if (status != 0) {
         close(ends[0]);
         child->pid = -1;
         pause_start(child, now_ns);
-        return berth_fail(err, BERTH_UNAVAILABLE, "cannot start a worker process (%s): %s",
+        return berth_fail(err, BERTH_UNAVAILABLE, "cannot start %s (%s): %s", options->what,
                           program, strerror(status));
     }
     child->fd = ends[0];
@@ -74,6 +74,7 @@ enum berth_code berth_child_start(struct berth_child *child, const char *program
 
 void berth_child_ready(struct berth_child *child, uint64_t now_ns)
 {
+    child->was_ready = true;
     enter(child, BERTH_CHILD_UP, now_ns);
 }
 
@@ -90,8 +91,9 @@ void berth_child_kill(struct berth_child *child, uint64_t now_ns)
     if (child->pid < 0 || child->state == BERTH_CHILD_DYING) {
         return;
     }
-    bool was_calm = child->state == BERTH_CHILD_LEAVING ||
-                    (child->state == BERTH_CHILD_UP && now_ns - child->t_state_ns > CALM_NS);
+    bool was_calm =
+        child->state == BERTH_CHILD_LEAVING ||
+        (child->state == BERTH_CHILD_UP && now_ns - child->t_state_ns >= child->calm_ns);
     kill(child->pid, SIGKILL);
     close_socket(child);
     child->failed_in_row = was_calm ? 0 : child->failed_in_row + 1;
@@ -117,22 +119,21 @@ bool berth_child_reap(struct berth_child *child, uint64_t now_ns)
 
 void berth_child_finish(struct berth_child *child)
 {
-    if (child->pid < 0) {
-        return;
+    if (child->pid >= 0) {
+        berth_child_kill(child, 0);
+        while (waitpid(child->pid, NULL, 0) < 0 && errno == EINTR) {
+        }
     }
-    berth_child_kill(child, 0);
-    while (waitpid(child->pid, NULL, 0) < 0 && errno == EINTR) {
-    }
-    berth_child_init(child);
+    berth_child_init(child, child->calm_ns);
 }
 
 /* 0 or an errno. */
-static int spawn_with(pid_t *pid, const char *program, int child_fd)
+static int spawn_with(pid_t *pid, const struct berth_child_options *options, const char *program,
+                      int child_fd)
 {
-    char name[] = "berth", verb[] = "worker", flag[] = "--fd", number[] = "3";
-    char *argv[] = {name, verb, flag, number, NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
+    char *const *environment = options->environment == NULL ? environ : options->environment;
     int status = posix_spawn_file_actions_init(&actions);
     if (status != 0) {
         return status;
@@ -144,7 +145,7 @@ static int spawn_with(pid_t *pid, const char *program, int child_fd)
             status = set_files(&actions, child_fd);
         }
         if (status == 0) {
-            status = posix_spawn(pid, program, &actions, &attributes, argv, environ);
+            status = posix_spawn(pid, program, &actions, &attributes, options->argv, environment);
         }
         posix_spawnattr_destroy(&attributes);
     }
@@ -156,7 +157,7 @@ static int spawn_with(pid_t *pid, const char *program, int child_fd)
  * should child_fd be one of the two that are opened. */
 static int set_files(posix_spawn_file_actions_t *actions, int child_fd)
 {
-    int status = posix_spawn_file_actions_adddup2(actions, child_fd, CHILD_SOCKET);
+    int status = posix_spawn_file_actions_adddup2(actions, child_fd, BERTH_CHILD_SOCKET);
     if (status == 0) {
         status = posix_spawn_file_actions_addopen(actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     }
