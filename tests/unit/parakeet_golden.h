@@ -42,11 +42,11 @@ static inline const char *golden_model(void)
     return path;
 }
 
-/* A file of golden/ as it is; the caller gives it to berth_free. */
-static inline void *golden_file(const char *name, size_t *bytes)
+/* A file of the folder's golden/ as it is; the caller gives it to berth_free. */
+static inline void *golden_file_of(const char *folder, const char *name, size_t *bytes)
 {
     char path[4352];
-    snprintf(path, sizeof(path), "%s/golden/%s", golden_model(), name);
+    snprintf(path, sizeof(path), "%s/golden/%s", folder, name);
     FILE *file = fopen(path, "rb");
     if (file == NULL) {
         fail_msg("cannot open %s", path);
@@ -60,6 +60,11 @@ static inline void *golden_file(const char *name, size_t *bytes)
     assert_int_equal(fread(content, 1, *bytes, file), *bytes);
     fclose(file);
     return content;
+}
+
+static inline void *golden_file(const char *name, size_t *bytes)
+{
+    return golden_file_of(golden_model(), name, bytes);
 }
 
 /* what: "features", "encoder", "projected". count: floats in all. berth_free. */
@@ -100,11 +105,11 @@ static inline void golden_ints(json_t *entry, const char *key, int32_t *out, siz
     }
 }
 
-/* Text, tokens, frames and durations of recording `index`. */
-static inline void golden_read(int index, struct golden *out)
+/* Text, tokens, frames and durations of recording `index`, as the model of that folder hears it. */
+static inline void golden_read_of(const char *folder, int index, struct golden *out)
 {
     size_t bytes = 0;
-    char *text = golden_file("golden.json", &bytes);
+    char *text = golden_file_of(folder, "golden.json", &bytes);
     json_t *root = json_loadb(text, bytes, 0, NULL);
     json_t *entry = json_array_get(root, (size_t)index);
     assert_non_null(entry);
@@ -118,6 +123,11 @@ static inline void golden_read(int index, struct golden *out)
     golden_ints(entry, "durations", out->durations, &out->token_count);
     json_decref(root);
     berth_free(text);
+}
+
+static inline void golden_read(int index, struct golden *out)
+{
+    golden_read_of(golden_model(), index, out);
 }
 
 #endif
