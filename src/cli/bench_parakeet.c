@@ -506,7 +506,7 @@ static json_t *bucket_json(struct bench *bench, const struct bucket *bucket)
     json_t *json = json_pack(
         "{s:I, s:f, s:I, s:I, s:o, s:o, s:f, s:f}", "rows", (json_int_t)rows, "audio_s",
         bucket->seconds, "frames", (json_int_t)bucket->shape.padded.frames, "run_bytes",
-        (json_int_t)berth_parakeet_run_bytes(bench->net, &bucket->shape), "steps",
+        (json_int_t)berth_parakeet_run_bytes(bench->ops, &bench->model, &bucket->shape), "steps",
         rows_json(bucket->tokens.steps, rows), "tokens_a_row",
         rows_json(bucket->tokens.count, rows), "encoder_flop",
         berth_bench_encoder_flop(&products), "products_flop",

@@ -21,6 +21,8 @@ static const char *const gpu_engines[] = {"parakeet", NULL};
 
 static enum berth_code start_workers(const struct berth_config *config, struct berth_stack *stack,
                                      struct berth_err *err);
+static enum berth_code find_gpu(const struct berth_config *config, struct berth_stack *stack,
+                                bool *found, struct berth_err *err);
 static enum berth_code start_gpu_worker(const struct berth_config *config,
                                         struct berth_stack *stack, struct berth_err *err);
 static enum berth_code start_sched(const struct berth_config *config, struct berth_stack *stack,
@@ -135,7 +137,10 @@ static enum berth_code start_workers(const struct berth_config *config, struct b
         .threads = config->cpu_threads > 0 ? (uint32_t)config->cpu_threads
                    : workers <= WORKERS_WITHOUT_POOL ? 1
                                                      : workers,
+        .step_instances =
+            workers < BERTH_WORKER_STEP_INSTANCES_MAX ? workers : BERTH_WORKER_STEP_INSTANCES_MAX,
     };
+    BERTH_TRY(find_gpu(config, stack, &env.gpu, err));
     struct berth_worker_options options = {
         .device = "cpu:0",
         .run_threads = workers,
@@ -153,12 +158,12 @@ static enum berth_code start_workers(const struct berth_config *config, struct b
     BERTH_TRY(process ? berth_worker_process_create(&options, &stack->workers[0], err)
                       : berth_worker_thread_create(&options, &stack->workers[0], err));
     stack->worker_count = 1;
-    return start_gpu_worker(config, stack, err);
+    return env.gpu ? start_gpu_worker(config, stack, err) : BERTH_OK;
 }
 
 /* Only a berth-cuda that was named must be there and see a GPU. */
-static enum berth_code start_gpu_worker(const struct berth_config *config,
-                                        struct berth_stack *stack, struct berth_err *err)
+static enum berth_code find_gpu(const struct berth_config *config, struct berth_stack *stack,
+                                bool *found, struct berth_err *err)
 {
     const char *program = config->cuda_worker; /* `transcribe` has no such option: no GPU */
     struct berth_err why = {0};
@@ -175,8 +180,15 @@ static enum berth_code start_gpu_worker(const struct berth_config *config,
         }
         return BERTH_OK;
     }
+    *found = true;
     berth_log_info("serve", 0, "GPU device=%s name=%s bytes=%" PRIu64 " free=%" PRIu64,
                    stack->gpu.device, stack->gpu.name, stack->gpu.bytes, stack->gpu.bytes_free);
+    return BERTH_OK;
+}
+
+static enum berth_code start_gpu_worker(const struct berth_config *config,
+                                        struct berth_stack *stack, struct berth_err *err)
+{
     struct berth_worker_options options = {
         .device = stack->gpu.device,
         .run_threads = GPU_RUN_THREADS,

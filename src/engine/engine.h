@@ -33,6 +33,7 @@ struct berth_engine_env {
     uint32_t threads; /* of the one operator pool of the process */
     const char
         *device; /* "cpu:0", "cuda:0": where this process' native engines run; NULL: the CPU */
+    bool gpu;                /* a GPU is served, perhaps by another process than this */
     uint32_t step_instances; /* a CPU's of a STEPS model whose config does not say; 0: one */
 };
 

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #define INSTANCES_MAX 64
-#define STEP_INSTANCES_MAX 4
 
 static uint32_t gpu_instances(const struct berth_model_spec *spec, uint32_t fallback);
 
@@ -87,8 +86,8 @@ uint32_t berth_worker_instances(const struct berth_worker *worker,
     uint32_t fallback = 1;
     if (spec->run_mode == BERTH_RUN_STEPS) {
         fallback = worker->parallel_max;
-        if (fallback > STEP_INSTANCES_MAX) {
-            fallback = STEP_INSTANCES_MAX;
+        if (fallback > BERTH_WORKER_STEP_INSTANCES_MAX) {
+            fallback = BERTH_WORKER_STEP_INSTANCES_MAX;
         }
     }
     fallback = fallback == 0 ? 1 : fallback;

@@ -140,6 +140,7 @@ bool berth_worker_fault_stop(struct berth_worker *worker) BERTH_MUST_USE;
 /* `berth worker --fd N`: what such a process does, until its server is gone. Exit status. */
 int berth_worker_host_main(int argc, char **argv);
 
+#define BERTH_WORKER_STEP_INSTANCES_MAX 4
 /* How many instances a described model gets on a worker: what its config says (at most 64), else
  * one; for step models, whose rows share an instance, one for each thread, at most four. */
 uint32_t berth_worker_instances(const struct berth_worker *worker,

@@ -36,7 +36,11 @@ static size_t prepared_count, multiplied_count;
 static size_t multiplied_before; /* products run when the first was prepared */
 static size_t open_count, open_max;
 static uint64_t n_max; /* no memory for products of more */
+static uint64_t graphs[256]; /* keys */
+static size_t graph_count;
 static _Atomic uint32_t plays;
+static size_t starve_count, alloc_refusals;
+static bool starved, heads_refused;
 static _Atomic(_Atomic bool *) wait_for; /* NULL: prepare returns at once */
 
 const struct berth_parakeet_ops *fake_backend(const char *device)
@@ -93,9 +97,73 @@ static bool fake_record(struct berth_parakeet_device *device, uint64_t key)
     return true;
 }
 
+static void graph_add(uint64_t key)
+{
+    pthread_mutex_lock(&mu);
+    bool there = false;
+    for (size_t i = 0; i < graph_count; i++) {
+        there = there || graphs[i] == key;
+    }
+    if (!there) {
+        assert_true(graph_count < BERTH_COUNT_OF(graphs));
+        graphs[graph_count++] = key;
+    }
+    pthread_mutex_unlock(&mu);
+}
+
 static void fake_play(struct berth_parakeet_device *device, uint64_t key)
 {
+    graph_add(key);
     atomic_fetch_add(&plays, 1);
+}
+
+static void fake_keep(struct berth_parakeet_device *device, uint64_t key)
+{
+    graph_add(key);
+}
+
+static void fake_forget(struct berth_parakeet_device *device, uint64_t key)
+{
+    pthread_mutex_lock(&mu);
+    for (size_t i = 0; i < graph_count; i++) {
+        if (graphs[i] == key) {
+            graphs[i] = graphs[--graph_count];
+            break;
+        }
+    }
+    pthread_mutex_unlock(&mu);
+}
+
+static enum berth_code fake_finish(struct berth_parakeet_device *device, struct berth_err *err)
+{
+    starved = starve_count > 0;
+    if (starved) {
+        starve_count--;
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for a graph in this test");
+    }
+    return berth_parakeet_cpu.finish(device, err);
+}
+
+static bool fake_starved(const struct berth_parakeet_device *device)
+{
+    return starved;
+}
+
+static void *fake_alloc(struct berth_parakeet_device *device, size_t bytes)
+{
+    if (alloc_refusals > 0) {
+        alloc_refusals--;
+        return NULL;
+    }
+    return berth_parakeet_cpu.alloc(device, bytes);
+}
+
+static enum berth_code fake_check(const struct berth_parakeet_config *config,
+                                  struct berth_err *err)
+{
+    return heads_refused ? berth_fail(err, BERTH_UNSUPPORTED, "heads of %u; it takes none",
+                                      config->head_dim)
+                         : BERTH_OK;
 }
 
 static bool fake_prepare(struct berth_parakeet_device *device,
@@ -127,9 +195,17 @@ static int reset(void **state)
     fake.linear = fake_linear;
     fake.record = fake_record;
     fake.play = fake_play;
+    fake.keep = fake_keep;
+    fake.forget = fake_forget;
+    fake.finish = fake_finish;
+    fake.starved = fake_starved;
+    fake.alloc = fake_alloc;
+    fake.check = fake_check;
     fake.prepare = fake_prepare;
     fake.kept_bytes = fake_kept_bytes;
     prepared_count = multiplied_count = multiplied_before = open_count = 0;
+    graph_count = starve_count = alloc_refusals = 0;
+    starved = heads_refused = false;
     open_max = SIZE_MAX;
     n_max = UINT64_MAX;
     atomic_store(&plays, 0);
@@ -145,21 +221,31 @@ static void rig_must(struct rig *rig)
     }
 }
 
-/* A recording of so many seconds, heard in a run of one row. */
-static void hear(struct rig *rig, size_t seconds)
+/* What becomes of a recording of so many seconds, in a run of one row. */
+static enum berth_code hear_as(struct rig *rig, size_t seconds)
 {
     static struct job job;
     size_t count = 0;
-    float *samples = golden_pcm(0, &count);
+    float *spoken = golden_pcm(0, &count);
     memset(&job, 0, sizeof(job));
-    assert_true(count >= seconds * BERTH_SPEECH_RATE);
-    job.samples = samples;
     job.count = seconds * BERTH_SPEECH_RATE;
+    float *samples = berth_alloc(job.count * sizeof(*samples));
+    for (size_t i = 0; i < job.count; i++) {
+        samples[i] = spoken[i % count];
+    }
+    job.samples = samples;
     jobs_run(rig, &job, 1);
-    assert_int_equal(job.answer.code, BERTH_OK);
-    assert_true(job.answer.token_count > 0);
+    enum berth_code code = job.answer.code;
+    assert_true(code != BERTH_OK || job.answer.token_count > 0);
     answer_drop(&job.answer);
     berth_free(samples);
+    berth_free(spoken);
+    return code;
+}
+
+static void hear(struct rig *rig, size_t seconds)
+{
+    assert_int_equal(hear_as(rig, seconds), BERTH_OK);
 }
 
 static size_t count_of(const size_t *counter)
@@ -289,14 +375,148 @@ static void test_kept_bytes(void **state)
     struct rig rig;
     rig_must(&rig);
     uint64_t model = berth_engine_parakeet.model_bytes(rig.model);
+    berth_parakeet_step_begin(); /* nothing is prepared meanwhile */
     hear(&rig, 2);
     uint64_t run = rig.instance->run_bytes;
     assert_int_equal(berth_engine_parakeet.model_bytes(rig.model), model + run + FAKE_BYTES);
     hear(&rig, 2);
     assert_int_equal(berth_engine_parakeet.model_bytes(rig.model), model + run + 2 * FAKE_BYTES);
+    berth_parakeet_step_end();
+    while (atomic_load(&rig.model->preparer.bytes) == 0 &&
+           atomic_load(&rig.model->preparer.prepared) < rig.model->preparer.shape_count) {
+        (void)sched_yield();
+    }
+    berth_parakeet_preparer_stop(&rig.model->preparer);
+    assert_int_equal(atomic_load(&rig.model->preparer.bytes), 0); /* its device is gone */
     berth_engine_parakeet.instance_destroy(rig.instance);
     rig.instance = NULL;
     assert_int_equal(berth_engine_parakeet.model_bytes(rig.model), rig.model->bytes);
+    rig_close(&rig);
+    /* What a device has from the start is counted from the start. */
+    atomic_store(&plays, 3);
+    rig_must(&rig);
+    assert_int_equal(berth_engine_parakeet.model_bytes(rig.model), model + 3 * FAKE_BYTES);
+    rig_close(&rig);
+}
+
+/* --- what is refused, forgotten, given back --- */
+
+static void test_config_the_device_does_not_take(void **state)
+{
+    struct berth_err err = {.code = BERTH_OK};
+    struct rig rig;
+    heads_refused = true;
+    assert_int_equal(rig_open(&rig, &berth_engine_parakeet, golden_model(), NULL, &err),
+                     BERTH_UNSUPPORTED);
+    assert_non_null(strstr(err.msg, "it takes none"));
+    rig_close(&rig);
+    heads_refused = false; /* described where it runs, and then loaded where it does not */
+    rig_must(&rig);
+    heads_refused = true;
+    struct berth_engine_model *model = NULL;
+    uint64_t bytes = 0;
+    assert_int_equal(berth_engine_parakeet.weights_bytes(rig.spec, &bytes, &err),
+                     BERTH_UNSUPPORTED);
+    assert_int_equal(berth_engine_parakeet.model_attach(rig.spec, rig.weights, &model, &err),
+                     BERTH_UNSUPPORTED);
+    assert_null(model);
+    rig_close(&rig);
+}
+
+static size_t run_count_of(const struct rig *rig)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < RUNS_MAX; i++) {
+        count += rig->instance->runs[i].run != NULL ? 1 : 0;
+    }
+    return count;
+}
+
+static void test_graphs_go_with_their_runs(void **state)
+{
+    struct rig rig;
+    fake.prepare = NULL;
+    rig_must(&rig);
+    hear(&rig, 2);
+    hear(&rig, 3);
+    hear(&rig, 5);
+    assert_int_equal(graph_count, 3);
+    assert_int_equal(run_count_of(&rig), 3);
+    assert_true(forget_oldest(rig.instance));
+    assert_int_equal(graph_count, 2);
+    rig_close(&rig);
+    assert_int_equal(graph_count, 0);
+}
+
+static void test_memory_runs_out(void **state)
+{
+    struct rig rig;
+    fake.prepare = NULL;
+    rig_must(&rig);
+    for (int i = 0; i < 2; i++) { /* at a graph, and at a run's memory */
+        hear(&rig, 2);
+        hear(&rig, 3);
+        hear(&rig, 5);
+        assert_int_equal(run_count_of(&rig), 3);
+        starve_count = i == 0 ? 2 : 0;
+        alloc_refusals = i == 0 ? 0 : 2;
+        hear(&rig, 9); /* two of the three are given back, those used longest ago */
+        assert_int_equal(starve_count + alloc_refusals, 0);
+        assert_int_equal(run_count_of(&rig), 2);
+        assert_non_null(find_run(rig.instance, bucket_of(rig.model, 5 * BERTH_SPEECH_RATE), 1));
+        assert_int_equal(graph_count, 2);
+        while (forget_oldest(rig.instance)) {
+        }
+        assert_int_equal(rig.instance->run_bytes, 0);
+    }
+    rig_close(&rig);
+}
+
+/* Nothing is left to give back: the rows are told, and the next one is heard. */
+static void test_no_memory_at_all(void **state)
+{
+    struct rig rig;
+    fake.prepare = NULL;
+    rig_must(&rig);
+    for (int i = 0; i < 2; i++) {
+        while (forget_oldest(rig.instance)) {
+        }
+        hear(&rig, 2);
+        starve_count = i == 0 ? 100 : 0;
+        alloc_refusals = i == 0 ? 0 : 100;
+        assert_int_equal(hear_as(&rig, 5), BERTH_UNAVAILABLE);
+        starve_count = alloc_refusals = 0;
+        hear(&rig, 5);
+    }
+    rig_close(&rig);
+}
+
+static void test_estimate_holds(void **state)
+{
+    struct rig rig;
+    rig_must(&rig);
+    uint64_t most = rig.spec->bytes_estimate;
+    for (size_t seconds = 2; seconds < 12; seconds++) {
+        hear(&rig, seconds);
+        assert_true(rig.weights.bytes + berth_engine_parakeet.model_bytes(rig.model) < most);
+    }
+    struct berth_instance_group groups[] = {{.kind = BERTH_KIND_CPU, .count = 1}};
+    struct choices choices = {.slot_count = 8, .window_seconds = 32};
+    struct berth_model_spec spec = {.groups = groups, .group_count = 1};
+    uint64_t one = estimate_anywhere(&spec, &choices, &rig.model->config, &fake);
+    groups[0].count = 3;
+    uint64_t three = estimate_anywhere(&spec, &choices, &rig.model->config, &fake);
+    assert_int_equal(three - one, 2 * (one - rig.model->weight_bytes));
+    groups[0].kind = BERTH_KIND_AUTO;
+    assert_int_equal(estimate_anywhere(&spec, &choices, &rig.model->config, &fake), three);
+    environment.gpu = true; /* where a model may go there */
+    assert_true(estimate_anywhere(&spec, &choices, &rig.model->config, &fake) > three);
+    groups[0].kind = BERTH_KIND_CPU;
+    assert_int_equal(estimate_anywhere(&spec, &choices, &rig.model->config, &fake), three);
+    environment.gpu = false;
+    print_message("estimates: one instance %llu MB, on a GPU %llu MB\n",
+                  (unsigned long long)one >> 20,
+                  (unsigned long long)estimate(&spec, &choices, &rig.model->config, &fake, true) >> 20);
     rig_close(&rig);
 }
 
@@ -306,7 +526,14 @@ int main(void)
                                        cmocka_unit_test_setup(test_busy, reset),
                                        cmocka_unit_test_setup(test_detach_in_the_middle, reset),
                                        cmocka_unit_test_setup(test_less_is_prepared, reset),
-                                       cmocka_unit_test_setup(test_kept_bytes, reset)};
+                                       cmocka_unit_test_setup(test_kept_bytes, reset),
+                                       cmocka_unit_test_setup(
+                                           test_config_the_device_does_not_take, reset),
+                                       cmocka_unit_test_setup(test_graphs_go_with_their_runs,
+                                                              reset),
+                                       cmocka_unit_test_setup(test_memory_runs_out, reset),
+                                       cmocka_unit_test_setup(test_no_memory_at_all, reset),
+                                       cmocka_unit_test_setup(test_estimate_holds, reset)};
     struct berth_err err = {.code = BERTH_OK};
     struct berth_slabs_options options = {.bytes_budget = 64U << 20};
     if (berth_slabs_create(&options, &rig_slabs, &err) != BERTH_OK) {

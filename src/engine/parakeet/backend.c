@@ -1,7 +1,9 @@
-/* backend.c - which device's operations a name stands for. */
+/* backend.c - which device's operations a name stands for, and what a device of a kind holds. */
 #include "engine/parakeet/backend.h"
 
 #include <string.h>
+
+#define WORKSPACE_BYTES ((uint64_t)32 << 20) /* cuda_device.h */
 
 const struct berth_parakeet_ops *berth_parakeet_backend(const char *device)
 {
@@ -14,4 +16,14 @@ const struct berth_parakeet_ops *berth_parakeet_backend(const char *device)
     }
 #endif
     return NULL;
+}
+
+/* A GPU: its products' workspace, and log-mels in float32 (features.cu), which grow by half. */
+uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element,
+                                   const struct berth_parakeet_config *config,
+                                   const struct berth_parakeet_shape *shape)
+{
+    uint64_t vectors = shape->rows * ((uint64_t)shape->padded.features + 2);
+    return element == BERTH_PARAKEET_F32 ? 0
+                                         : WORKSPACE_BYTES + 3 * vectors * config->mels * 4;
 }

@@ -95,6 +95,9 @@ struct berth_parakeet_ops {
     const char *name; /* "cpu", "cuda" */
     enum berth_parakeet_element element;
 
+    /* Whether its operations take a model of that config: UNSUPPORTED, with the field and what they
+     * take. Needs no device. Any thread. */
+    enum berth_code (*check)(const struct berth_parakeet_config *config, struct berth_err *err);
     /* `device`: "cpu:0", "cuda:0". threads: the CPU's. */
     enum berth_code (*open)(const char *device, uint32_t threads,
                             struct berth_parakeet_device **out, struct berth_err *err);
@@ -114,11 +117,17 @@ struct berth_parakeet_ops {
                      size_t bytes);
     /* Waits for all that was asked for; a failure of any of it. */
     enum berth_code (*finish)(struct berth_parakeet_device *device, struct berth_err *err);
-    /* Optional (CUDA). Everything asked for between record and play becomes a graph of that key,
-     * kept (a bounded cache), and is launched by play. record: false when it is there already:
-     * nothing is to be asked for, just play. drop forgets all graphs. */
+    /* Optional. Whether the failure that finish told last was of memory: the same may do when there
+     * is more of it. */
+    bool (*starved)(const struct berth_parakeet_device *device);
+    /* Optional (CUDA), all or none. Everything asked for between record and play becomes a graph of
+     * that key, kept (a bounded cache), and is launched by play. record: false when it is there
+     * already: nothing is to be asked for, just play. keep in place of play launches nothing.
+     * forget drops a graph, if there is one, before what it points to goes away; drop all. */
     bool (*record)(struct berth_parakeet_device *device, uint64_t key);
     void (*play)(struct berth_parakeet_device *device, uint64_t key);
+    void (*keep)(struct berth_parakeet_device *device, uint64_t key);
+    void (*forget)(struct berth_parakeet_device *device, uint64_t key);
     void (*drop)(struct berth_parakeet_device *device);
     /* Optional (CUDA). Makes the choices that linear needs for such a call, and keeps them for the
      * process. Of in, out and residual it matters only whether there is a residual. False: they are
@@ -194,5 +203,10 @@ extern const struct berth_parakeet_ops berth_parakeet_cuda;
 
 /* For "cpu:N" or "cuda:N"; NULL: this build has none. */
 const struct berth_parakeet_ops *berth_parakeet_backend(const char *device);
+/* About what kept_bytes comes to on a device with that element when a run of that shape is the
+ * largest so far; also where this build has no such device. */
+uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element,
+                                   const struct berth_parakeet_config *config,
+                                   const struct berth_parakeet_shape *shape);
 
 #endif

@@ -19,6 +19,10 @@
 #define VECTORS 512                        /* and so many of its vectors */
 #define NORM_VECTORS 32                    /* of a task */
 #define READERS_MAX 8
+/* What the loops assert. */
+#define HEAD_MAX 256
+#define MELS_MAX 128
+#define CHANNELS_MAX 8192
 
 struct product {
     const struct berth_parakeet_device *device;
@@ -67,6 +71,27 @@ static void close_device(struct berth_parakeet_device *device)
     berth_parakeet_pool_destroy(device->pool);
     berth_parakeet_frontend_destroy(device->frontend);
     berth_free(device);
+}
+
+static enum berth_code check_config(const struct berth_parakeet_config *config,
+                                    struct berth_err *err)
+{
+    if (config->head_dim > HEAD_MAX) {
+        return berth_fail(err, BERTH_UNSUPPORTED,
+                          "encoder_config.hidden_size: a head of %u; a CPU takes up to %d",
+                          config->head_dim, HEAD_MAX);
+    }
+    if (config->mels % 8 != 0 || config->mels > MELS_MAX) {
+        return berth_fail(err, BERTH_UNSUPPORTED,
+                          "encoder_config.num_mel_bins: %u; a CPU takes multiples of 8 up to %d",
+                          config->mels, MELS_MAX);
+    }
+    if (config->channels > CHANNELS_MAX) {
+        return berth_fail(err, BERTH_UNSUPPORTED,
+                          "encoder_config.subsampling_conv_channels: %u; a CPU takes up to %d",
+                          config->channels, CHANNELS_MAX);
+    }
+    return BERTH_OK;
 }
 
 static enum berth_code open_device(const char *name, uint32_t threads,
@@ -316,6 +341,7 @@ static void positions(struct berth_parakeet_device *device, uint32_t position_ma
 const struct berth_parakeet_ops berth_parakeet_cpu = {
     .name = "cpu",
     .element = BERTH_PARAKEET_F32,
+    .check = check_config,
     .open = open_device,
     .close = close_device,
     .weights_load = load_weights,

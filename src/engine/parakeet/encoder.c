@@ -75,9 +75,12 @@ struct berth_parakeet_run {
 
 static _Atomic uint64_t run_count; /* of the process: a graph's key stands for one run for ever */
 
-static void layout_run(const struct berth_parakeet_net *net,
+static void layout_run(const struct berth_parakeet_ops *ops,
+                       const struct berth_parakeet_config *config,
                        const struct berth_parakeet_shape *shape, struct layout *out);
-static uint64_t element_bytes(const struct berth_parakeet_net *net);
+static uint64_t element_bytes(const struct berth_parakeet_ops *ops);
+static uint64_t table_bytes(const struct berth_parakeet_ops *ops,
+                            const struct berth_parakeet_config *config, uint32_t frames_max);
 static enum berth_code make_positions(struct berth_parakeet_net *net, struct berth_err *err);
 static float value_of_half(uint16_t half);
 static int32_t *shared_lengths(struct berth_parakeet_run *run);
@@ -135,13 +138,27 @@ void berth_parakeet_net_destroy(struct berth_parakeet_net *net)
     berth_free(net);
 }
 
+uint64_t berth_parakeet_net_bytes(const struct berth_parakeet_ops *ops,
+                                  const struct berth_parakeet_config *config, uint32_t frames_max)
+{
+    return table_bytes(ops, config, frames_max) * config->layers;
+}
+
+/* Of one layer's positions. */
+static uint64_t table_bytes(const struct berth_parakeet_ops *ops,
+                            const struct berth_parakeet_config *config, uint32_t frames_max)
+{
+    uint64_t bytes = (2 * (uint64_t)frames_max - 1) * config->hidden * element_bytes(ops);
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
 /* Each layer's projection of the sinusoids, once for all runs. */
 static enum berth_code make_positions(struct berth_parakeet_net *net, struct berth_err *err)
 {
     const struct berth_parakeet_ops *ops = net->ops;
     uint64_t lines = 2 * (uint64_t)net->frames_max - 1;
-    uint64_t bytes = lines * net->config->hidden * element_bytes(net);
-    net->table_bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    uint64_t bytes = lines * net->config->hidden * element_bytes(ops);
+    net->table_bytes = table_bytes(ops, net->config, net->frames_max);
     net->positions_bytes = net->table_bytes * net->config->layers;
     net->positions = ops->alloc(net->device, net->positions_bytes);
     void *sinusoids = ops->alloc(net->device, bytes);
@@ -167,18 +184,19 @@ static enum berth_code make_positions(struct berth_parakeet_net *net, struct ber
     return code;
 }
 
-static uint64_t element_bytes(const struct berth_parakeet_net *net)
+static uint64_t element_bytes(const struct berth_parakeet_ops *ops)
 {
-    return net->ops->element == BERTH_PARAKEET_F32 ? 4 : 2;
+    return ops->element == BERTH_PARAKEET_F32 ? 4 : 2;
 }
 
-uint64_t berth_parakeet_run_bytes(const struct berth_parakeet_net *net,
+uint64_t berth_parakeet_run_bytes(const struct berth_parakeet_ops *ops,
+                                  const struct berth_parakeet_config *config,
                                   const struct berth_parakeet_shape *shape)
 {
     struct layout layout;
-    layout_run(net, shape, &layout);
+    layout_run(ops, config, shape, &layout);
     /* On the CPU the shared block is memory of the device too. */
-    return layout.bytes + (net->ops->record == NULL ? layout.shared_bytes : 0);
+    return layout.bytes + (ops->record == NULL ? layout.shared_bytes : 0);
 }
 
 static uint64_t place(uint64_t *end, uint64_t bytes)
@@ -188,13 +206,13 @@ static uint64_t place(uint64_t *end, uint64_t bytes)
     return offset;
 }
 
-static void layout_run(const struct berth_parakeet_net *net,
+static void layout_run(const struct berth_parakeet_ops *ops,
+                       const struct berth_parakeet_config *config,
                        const struct berth_parakeet_shape *shape, struct layout *out)
 {
-    const struct berth_parakeet_config *config = net->config;
     const struct berth_parakeet_lengths *padded = &shape->padded;
     uint64_t rows = shape->rows;
-    uint64_t size = element_bytes(net);
+    uint64_t size = element_bytes(ops);
     uint64_t vectors = rows * padded->frames * size;
     uint64_t wide = rows * padded->quarter * (config->mels / 4) * config->channels * size;
     uint32_t inner = config->inner > 3 * config->hidden ? config->inner : 3 * config->hidden;
@@ -209,7 +227,7 @@ static void layout_run(const struct berth_parakeet_net *net,
     out->offsets[LENGTHS] = place(&end, (COUNTS + 1) * rows * sizeof(int32_t));
     out->offsets[HIDDEN] = place(&end, rows * padded->frames * config->hidden * sizeof(float));
     out->offsets[PROJECTED] = place(&end, vectors * config->prediction);
-    out->offsets[STATE] = place(&end, net->ops->decode_state_bytes(config, shape));
+    out->offsets[STATE] = place(&end, ops->decode_state_bytes(config, shape));
     out->offsets[TOKENS] = place(&end, out->token_bytes);
     uint64_t pcm_end = end;
     out->offsets[PCM] = place(&pcm_end, rows * padded->samples * sizeof(float));
@@ -246,7 +264,7 @@ enum berth_code berth_parakeet_run_create(struct berth_parakeet_net *net,
     run->net = net;
     run->shape = *shape;
     run->id = atomic_fetch_add(&run_count, 1);
-    layout_run(net, shape, &run->layout);
+    layout_run(net->ops, net->config, shape, &run->layout);
     run->block = net->ops->alloc(net->device, run->layout.bytes);
     run->shared = net->ops->alloc_shared(net->device, run->layout.shared_bytes, &on_device);
     run->shared_on_device = on_device;
@@ -279,6 +297,9 @@ void berth_parakeet_run_destroy(struct berth_parakeet_run *run)
         return;
     }
     const struct berth_parakeet_net *net = run->net;
+    for (uint32_t i = 0; i < EXTENTS && net->ops->record != NULL; i++) {
+        net->ops->forget(net->device, run->id * EXTENTS + i);
+    }
     if (run->shared != NULL) {
         net->ops->free_shared(net->device, run->shared);
     }
@@ -378,7 +399,7 @@ enum berth_code berth_parakeet_run_probe(struct berth_parakeet_run *run,
                 (encoded ? net->config->hidden : net->config->prediction);
     }
     void *on_device = NULL;
-    size_t bytes = count * element_bytes(net);
+    size_t bytes = count * element_bytes(net->ops);
     void *copy = net->ops->alloc_shared(net->device, bytes, &on_device);
     if (copy == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for a copy of %zu bytes", bytes);
@@ -441,22 +462,39 @@ static void upload(struct berth_parakeet_run *run)
     }
 }
 
+static uint64_t key_of(const struct berth_parakeet_run *run)
+{
+    return run->id * EXTENTS + (uint64_t)run->extent;
+}
+
+static void record_graph(struct berth_parakeet_run *run)
+{
+    if (!run->net->ops->record(run->net->device, key_of(run))) {
+        return;
+    }
+    run_subsampling(run);
+    for (uint32_t i = 0; i < run->net->config->layers; i++) {
+        run_layer(run, i);
+    }
+    run_projector(run);
+    while (run->extent == BERTH_PARAKEET_WHOLE && !run_decoding(run)) {
+    }
+}
+
 static bool advance_recorded(struct berth_parakeet_run *run)
 {
-    const struct berth_parakeet_ops *ops = run->net->ops;
-    uint64_t key = run->id * EXTENTS + (uint64_t)run->extent;
     upload(run);
-    if (ops->record(run->net->device, key)) {
-        run_subsampling(run);
-        for (uint32_t i = 0; i < run->net->config->layers; i++) {
-            run_layer(run, i);
-        }
-        run_projector(run);
-        while (run->extent == BERTH_PARAKEET_WHOLE && !run_decoding(run)) {
-        }
-    }
-    ops->play(run->net->device, key);
+    record_graph(run);
+    run->net->ops->play(run->net->device, key_of(run));
     return false;
+}
+
+enum berth_code berth_parakeet_run_record(struct berth_parakeet_run *run, struct berth_err *err)
+{
+    run->decoding = false;
+    record_graph(run);
+    run->net->ops->keep(run->net->device, key_of(run));
+    return run->net->ops->finish(run->net->device, err);
 }
 
 uint32_t berth_parakeet_products(const struct berth_parakeet_config *config,

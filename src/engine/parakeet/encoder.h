@@ -24,6 +24,9 @@ enum berth_code berth_parakeet_net_create(const struct berth_parakeet_ops *ops,
                                           struct berth_parakeet_net **out,
                                           struct berth_err *err) BERTH_MUST_USE;
 void berth_parakeet_net_destroy(struct berth_parakeet_net *net); /* NULL is fine */
+/* What a net of that many frames has on its device for its life. */
+uint64_t berth_parakeet_net_bytes(const struct berth_parakeet_ops *ops,
+                                  const struct berth_parakeet_config *config, uint32_t frames_max);
 
 /* The products of a run of that shape, each kind once, for the back end's prepare: n, the matrix,
  * the output's type, the activation, and whether there is a residual are as in the run. Returns how
@@ -39,7 +42,8 @@ uint32_t berth_parakeet_products(const struct berth_parakeet_config *config,
 struct berth_parakeet_run;
 
 /* Of the device; on the CPU with what the host fills and reads. */
-uint64_t berth_parakeet_run_bytes(const struct berth_parakeet_net *net,
+uint64_t berth_parakeet_run_bytes(const struct berth_parakeet_ops *ops,
+                                  const struct berth_parakeet_config *config,
                                   const struct berth_parakeet_shape *shape);
 enum berth_code berth_parakeet_run_create(struct berth_parakeet_net *net,
                                           const struct berth_parakeet_shape *shape,
@@ -65,6 +69,9 @@ float *berth_parakeet_run_pcm(struct berth_parakeet_run *run, uint32_t row);
 void berth_parakeet_run_begin(struct berth_parakeet_run *run, const uint32_t *samples);
 /* The next stage. True: there is another. On CUDA the first call does all. */
 bool berth_parakeet_run_advance(struct berth_parakeet_run *run);
+/* Where the device records: makes the run's graph, before it is needed, and computes nothing. */
+enum berth_code berth_parakeet_run_record(struct berth_parakeet_run *run,
+                                          struct berth_err *err) BERTH_MUST_USE;
 /* Any thread: a row nobody waits for. */
 void berth_parakeet_run_stop(struct berth_parakeet_run *run, uint32_t row);
 /* After the last stage: waits, and lends the results in host memory until the next begin. */

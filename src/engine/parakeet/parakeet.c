@@ -24,6 +24,8 @@
 #define SLOTS_MAX BERTH_STEP_EVENTS_MAX
 #define SLOTS_CPU 8
 #define SLOTS_CUDA 64
+#define INSTANCES_MAX 64
+#define INSTANCES_CUDA 2 /* where the config does not say */
 #define SLOT_NONE UINT32_MAX
 #define WINDOW_SECONDS 32
 #define WINDOW_SECONDS_MIN 4
@@ -170,55 +172,113 @@ static enum berth_code read_languages(const struct berth_model_spec *spec,
                         : BERTH_OK;
 }
 
-static uint32_t rows_max(uint32_t slot_count, uint64_t seconds)
+/* Of windows of so many seconds in a run. A recording has one at a time in a run on a CPU, and on a
+ * GPU as many as there is room for. */
+static uint32_t rows_max(bool gpu, uint32_t slot_count, uint64_t seconds)
 {
-    uint64_t room = (is_cuda() ? BATCH_SECONDS_CUDA : BATCH_SECONDS_CPU) / seconds;
+    uint64_t room = (gpu ? BATCH_SECONDS_CUDA : BATCH_SECONDS_CPU) / seconds;
+    uint32_t most = gpu ? SLOTS_MAX : slot_count;
     uint32_t rows = 1;
-    while (rows * 2 <= room && rows < slot_count) {
+    while (rows * 2 <= room && rows < most) {
         rows *= 2;
     }
     return rows < SLOTS_MAX ? rows : SLOTS_MAX;
 }
 
-/* About what a run's memory is before there is one: sound, features, the subsampling's maps, and
- * what a layer needs. */
-static uint64_t run_estimate(const struct berth_parakeet_config *config, uint32_t slot_count,
-                             uint64_t seconds)
+/* Returns how many; the last is of the longest window. */
+static uint32_t fill_buckets(uint64_t window_seconds, struct berth_parakeet_lengths *out)
 {
-    const uint64_t element = is_cuda() ? 2 : 4;
-    const uint64_t frames = seconds * 13;
-    uint64_t frame = 8 * BERTH_PARAKEET_HOP * 2 * sizeof(float);
-    frame += element * 8 * config->mels;
-    frame += element * 2 * (config->mels / 4) * config->channels * 2;
-    frame += element * (config->inner + 10 * (uint64_t)config->hidden + config->prediction);
-    return rows_max(slot_count, seconds) * frames * frame;
+    uint32_t count = 0;
+    for (size_t i = 0; i < BERTH_COUNT_OF(bucket_seconds); i++) {
+        if (bucket_seconds[i] < window_seconds) {
+            out[count++] = berth_parakeet_lengths_of(bucket_seconds[i] * BERTH_SPEECH_RATE);
+        }
+    }
+    out[count++] = berth_parakeet_lengths_of((uint32_t)window_seconds * BERTH_SPEECH_RATE);
+    return count;
 }
 
-static enum berth_code describe(struct berth_model_spec *spec, struct berth_err *err)
+/* What the runs that an instance keeps may have: twice the largest. */
+static uint64_t kept_runs_bytes(const struct berth_parakeet_ops *ops,
+                                const struct berth_parakeet_config *config,
+                                const struct berth_parakeet_shape *largest, uint32_t count)
 {
-    struct berth_parakeet_config config = {.mels = 0};
-    struct berth_parakeet_pieces *pieces = NULL;
-    struct choices choices;
-    char *languages = NULL;
-    BERTH_TRY(read_choices(spec, &choices, err));
-    BERTH_TRY(berth_parakeet_config_read(spec->folder_version, &config, err));
-    BERTH_TRY(berth_parakeet_weights_check(&config, spec->folder_version, err));
-    BERTH_TRY(berth_parakeet_pieces_read(spec->folder_version, config.vocabulary, config.blank,
-                                         &pieces, err));
-    berth_parakeet_pieces_destroy(pieces);
-    BERTH_TRY(read_languages(spec, &config, &languages, err));
-    berth_free(languages);
-    BERTH_TRY(berth_speech_describe(spec, err));
-    BERTH_TRY(berth_speech_slots_keep(spec, choices.slot_count, err));
-    enum berth_parakeet_element element = is_cuda() ? BERTH_PARAKEET_F16 : BERTH_PARAKEET_F32;
-    spec->task = "automatic-speech-recognition";
-    spec->run_mode = BERTH_RUN_STEPS;
-    spec->batch_size_max = 0; /* audio has no batch dimension; rows join by steps */
-    spec->bytes_estimate =
-        berth_parakeet_weights_bytes(&config, element) +
-        2 * run_estimate(&config, choices.slot_count, choices.window_seconds);
-    spec->completed = true;
-    return BERTH_OK;
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t bytes = 2 * berth_parakeet_run_bytes(ops, config, &largest[i]);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* Each bucket with the most rows it may have. */
+static uint32_t largest_shapes(bool gpu, const struct choices *choices,
+                               struct berth_parakeet_shape *out)
+{
+    struct berth_parakeet_lengths buckets[BUCKETS_MAX];
+    uint32_t count = fill_buckets(choices->window_seconds, buckets);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t seconds = buckets[i].samples / BERTH_SPEECH_RATE;
+        out[i] = (struct berth_parakeet_shape){
+            .rows = rows_max(gpu, choices->slot_count, seconds), .padded = buckets[i]};
+    }
+    return count;
+}
+
+/* Instances that a device of that kind gets: what the config says, else what its worker does. */
+static uint32_t instance_count(const struct berth_model_spec *spec, bool gpu)
+{
+    uint64_t count = 0;
+    for (size_t i = 0; i < spec->group_count; i++) {
+        enum berth_instance_kind kind = spec->groups[i].kind;
+        if (kind == BERTH_KIND_AUTO || kind == (gpu ? BERTH_KIND_GPU : BERTH_KIND_CPU)) {
+            count += spec->groups[i].count;
+        }
+    }
+    if (count == 0) {
+        count = gpu ? INSTANCES_CUDA : environment.step_instances;
+    }
+    return count == 0 ? 1 : count < INSTANCES_MAX ? (uint32_t)count : INSTANCES_MAX;
+}
+
+/* What the model comes to hold on a device of that kind, which need not be this process': weights,
+ * and of each instance positions, the runs it keeps, and what its device has for itself; the
+ * preparer has a device too. ops: of any kind. */
+static uint64_t estimate(const struct berth_model_spec *spec, const struct choices *choices,
+                         const struct berth_parakeet_config *config,
+                         const struct berth_parakeet_ops *ops, bool gpu)
+{
+    struct berth_parakeet_shape largest[BUCKETS_MAX];
+    struct berth_parakeet_ops like = *ops; /* asked for sizes alone */
+    const struct berth_parakeet_shape none = {.rows = 0};
+    uint64_t kept = 0;
+    like.element = gpu ? BERTH_PARAKEET_F16 : BERTH_PARAKEET_F32;
+    uint32_t count = largest_shapes(gpu, choices, largest);
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t bytes = berth_parakeet_kept_ahead(like.element, config, &largest[i]);
+        kept = bytes > kept ? bytes : kept;
+    }
+    uint64_t instance = berth_parakeet_net_bytes(&like, config, largest[count - 1].padded.frames) +
+                        kept_runs_bytes(&like, config, largest, count) + kept;
+    return berth_parakeet_weights_bytes(config, like.element) +
+           instance_count(spec, gpu) * instance +
+           berth_parakeet_kept_ahead(like.element, config, &none);
+}
+
+/* The most it may be: which device the model goes to is decided later. */
+static uint64_t estimate_anywhere(const struct berth_model_spec *spec,
+                                  const struct choices *choices,
+                                  const struct berth_parakeet_config *config,
+                                  const struct berth_parakeet_ops *ops)
+{
+    bool gpu = is_cuda() || (environment.gpu && spec->group_count == 0);
+    for (size_t i = 0; i < spec->group_count && environment.gpu; i++) {
+        gpu = gpu || spec->groups[i].kind == BERTH_KIND_GPU ||
+              spec->groups[i].kind == BERTH_KIND_AUTO;
+    }
+    uint64_t there = gpu ? estimate(spec, choices, config, ops, true) : 0;
+    uint64_t here = is_cuda() ? 0 : estimate(spec, choices, config, ops, false);
+    return there > here ? there : here;
 }
 
 static enum berth_code find_ops(const struct berth_model_spec *spec,
@@ -231,13 +291,52 @@ static enum berth_code find_ops(const struct berth_model_spec *spec,
                                      device_name(), spec->name);
 }
 
+/* The model's config, of which this process' device can run what it says. */
+static enum berth_code find_config(const struct berth_model_spec *spec,
+                                   const struct berth_parakeet_ops **ops,
+                                   struct berth_parakeet_config *out, struct berth_err *err)
+{
+    struct berth_err why = {.code = BERTH_OK};
+    BERTH_TRY(find_ops(spec, ops, err));
+    BERTH_TRY(berth_parakeet_config_read(spec->folder_version, out, err));
+    if ((*ops)->check(out, &why) != BERTH_OK) {
+        return berth_fail(err, why.code, "model '%s' on %s: %s", spec->name, device_name(),
+                          why.msg);
+    }
+    return BERTH_OK;
+}
+
+static enum berth_code describe(struct berth_model_spec *spec, struct berth_err *err)
+{
+    struct berth_parakeet_config config = {.mels = 0};
+    const struct berth_parakeet_ops *ops = NULL;
+    struct berth_parakeet_pieces *pieces = NULL;
+    struct choices choices;
+    char *languages = NULL;
+    BERTH_TRY(read_choices(spec, &choices, err));
+    BERTH_TRY(find_config(spec, &ops, &config, err));
+    BERTH_TRY(berth_parakeet_weights_check(&config, spec->folder_version, err));
+    BERTH_TRY(berth_parakeet_pieces_read(spec->folder_version, config.vocabulary, config.blank,
+                                         &pieces, err));
+    berth_parakeet_pieces_destroy(pieces);
+    BERTH_TRY(read_languages(spec, &config, &languages, err));
+    berth_free(languages);
+    BERTH_TRY(berth_speech_describe(spec, err));
+    BERTH_TRY(berth_speech_slots_keep(spec, choices.slot_count, err));
+    spec->task = "automatic-speech-recognition";
+    spec->run_mode = BERTH_RUN_STEPS;
+    spec->batch_size_max = 0; /* audio has no batch dimension; rows join by steps */
+    spec->bytes_estimate = estimate_anywhere(spec, &choices, &config, ops);
+    spec->completed = true;
+    return BERTH_OK;
+}
+
 static enum berth_code weights_bytes(const struct berth_model_spec *spec, uint64_t *out,
                                      struct berth_err *err)
 {
     struct berth_parakeet_config config = {.mels = 0};
     const struct berth_parakeet_ops *ops = NULL;
-    BERTH_TRY(find_ops(spec, &ops, err));
-    BERTH_TRY(berth_parakeet_config_read(spec->folder_version, &config, err));
+    BERTH_TRY(find_config(spec, &ops, &config, err));
     *out = berth_parakeet_weights_bytes(&config, ops->element);
     return BERTH_OK;
 }
@@ -247,8 +346,7 @@ static enum berth_code weights_load(const struct berth_model_spec *spec, struct 
 {
     struct berth_parakeet_config config = {.mels = 0};
     const struct berth_parakeet_ops *ops = NULL;
-    BERTH_TRY(find_ops(spec, &ops, err));
-    BERTH_TRY(berth_parakeet_config_read(spec->folder_version, &config, err));
+    BERTH_TRY(find_config(spec, &ops, &config, err));
     if (span.address == NULL || span.bytes < berth_parakeet_weights_bytes(&config, ops->element)) {
         return berth_fail(err, BERTH_INTERNAL, "the weights of model '%s' have no room",
                           spec->name);
@@ -258,20 +356,15 @@ static enum berth_code weights_load(const struct berth_model_spec *spec, struct 
 
 static void make_buckets(struct berth_engine_model *model, uint64_t window_seconds)
 {
-    for (size_t i = 0; i < BERTH_COUNT_OF(bucket_seconds); i++) {
-        if (bucket_seconds[i] < window_seconds) {
-            model->buckets[model->bucket_count++] =
-                berth_parakeet_lengths_of(bucket_seconds[i] * BERTH_SPEECH_RATE);
-        }
-    }
     uint32_t samples = (uint32_t)window_seconds * BERTH_SPEECH_RATE;
-    model->buckets[model->bucket_count++] = berth_parakeet_lengths_of(samples);
+    model->bucket_count = fill_buckets(window_seconds, model->buckets);
     model->base.window_samples = samples - samples % BERTH_PARAKEET_FRAME_SAMPLES;
 }
 
 static uint32_t bucket_rows_max(const struct berth_engine_model *model, uint32_t bucket)
 {
-    return rows_max(model->slot_count, model->buckets[bucket].samples / BERTH_SPEECH_RATE);
+    return rows_max(is_cuda(), model->slot_count,
+                    model->buckets[bucket].samples / BERTH_SPEECH_RATE);
 }
 
 /* Every bucket a run may have, in the order in which load grows. */
@@ -309,12 +402,9 @@ static enum berth_code model_attach(const struct berth_model_spec *spec, struct 
     if (model == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name);
     }
-    code = find_ops(spec, &model->ops, err);
+    code = find_config(spec, &model->ops, &model->config, err);
     if (code == BERTH_OK) {
         code = read_choices(spec, &choices, err);
-    }
-    if (code == BERTH_OK) {
-        code = berth_parakeet_config_read(spec->folder_version, &model->config, err);
     }
     if (code == BERTH_OK) {
         model->weight_bytes = berth_parakeet_weights_bytes(&model->config, model->ops->element);
@@ -350,7 +440,8 @@ static enum berth_code model_attach(const struct berth_model_spec *spec, struct 
 
 static uint64_t model_bytes(const struct berth_engine_model *model)
 {
-    return model->bytes + atomic_load(&model->instance_bytes); /* weights are the lender's */
+    return model->bytes + atomic_load(&model->instance_bytes) + /* weights are the lender's */
+           atomic_load(&model->preparer.bytes);
 }
 
 static uint32_t slots(const struct berth_engine_model *model)
@@ -377,65 +468,79 @@ static void forget_run(struct berth_instance *instance, struct kept_run *kept)
     *kept = (struct kept_run){.run = NULL};
 }
 
-/* A free place for a run of so many bytes; those that were not used for longest go for it. */
-static struct kept_run *make_room(struct berth_instance *instance, uint64_t bytes)
+/* Gives back the run that was not used for longest, unless it is the one under way. False: there is
+ * none. */
+static bool forget_oldest(struct berth_instance *instance)
 {
-    for (;;) {
-        struct kept_run *place = NULL;
-        struct kept_run *oldest = NULL;
-        for (size_t i = 0; i < RUNS_MAX; i++) {
-            struct kept_run *kept = &instance->runs[i];
-            if (kept->run == NULL) {
-                place = kept;
-            } else if (oldest == NULL || kept->ticket < oldest->ticket) {
-                oldest = kept;
-            }
+    struct kept_run *oldest = NULL;
+    for (size_t i = 0; i < RUNS_MAX; i++) {
+        struct kept_run *kept = &instance->runs[i];
+        if (kept->run != NULL && kept != instance->active &&
+            (oldest == NULL || kept->ticket < oldest->ticket)) {
+            oldest = kept;
         }
-        bool fits = instance->run_bytes + bytes <= instance->run_bytes_max;
-        if (place != NULL && (fits || oldest == NULL)) {
-            return place;
-        }
+    }
+    if (oldest != NULL) {
         forget_run(instance, oldest);
     }
+    return oldest != NULL;
 }
 
+static struct kept_run *free_place(struct berth_instance *instance)
+{
+    for (size_t i = 0; i < RUNS_MAX; i++) {
+        if (instance->runs[i].run == NULL) {
+            return &instance->runs[i];
+        }
+    }
+    return NULL;
+}
+
+static bool fits(const struct berth_instance *instance, uint64_t bytes)
+{
+    return instance->run_bytes + bytes <= instance->run_bytes_max;
+}
+
+static void keep_run(struct berth_instance *instance, const struct kept_run *run,
+                     struct kept_run *place)
+{
+    *place = *run;
+    instance->run_bytes += run->bytes;
+    atomic_fetch_add(&instance->model->instance_bytes, run->bytes);
+}
+
+/* Those that were not used for longest go where there is no room, or no memory. */
 static enum berth_code create_run(struct berth_instance *instance, uint32_t bucket, uint32_t rows,
                                   struct kept_run **out, struct berth_err *err)
 {
-    struct berth_parakeet_shape shape = {.rows = rows, .padded = instance->model->buckets[bucket]};
-    uint64_t bytes = berth_parakeet_run_bytes(instance->net, &shape);
-    struct kept_run *kept = make_room(instance, bytes);
-    BERTH_TRY(berth_parakeet_run_create(instance->net, &shape, &kept->run, err));
-    kept->bucket = bucket;
-    kept->rows = rows;
-    kept->bytes = bytes;
-    instance->run_bytes += bytes;
-    atomic_fetch_add(&instance->model->instance_bytes, bytes);
-    *out = kept;
+    const struct berth_engine_model *model = instance->model;
+    struct berth_parakeet_shape shape = {.rows = rows, .padded = model->buckets[bucket]};
+    struct kept_run made = {
+        .bucket = bucket, .rows = rows,
+        .bytes = berth_parakeet_run_bytes(model->ops, &model->config, &shape)};
+    while ((!fits(instance, made.bytes) || free_place(instance) == NULL) &&
+           forget_oldest(instance)) {
+    }
+    while (berth_parakeet_run_create(instance->net, &shape, &made.run, err) != BERTH_OK) {
+        if (!forget_oldest(instance)) {
+            return err->code;
+        }
+        *err = (struct berth_err){.code = BERTH_OK};
+    }
+    *out = free_place(instance);
+    keep_run(instance, &made, *out);
     return BERTH_OK;
 }
 
-/* The run of that bucket, made where there is none: when memory is short, without the others. */
-static enum berth_code find_run(struct berth_instance *instance, uint32_t bucket, uint32_t rows,
-                                struct kept_run **out, struct berth_err *err)
+static struct kept_run *find_run(struct berth_instance *instance, uint32_t bucket, uint32_t rows)
 {
     for (size_t i = 0; i < RUNS_MAX; i++) {
         struct kept_run *kept = &instance->runs[i];
         if (kept->run != NULL && kept->bucket == bucket && kept->rows == rows) {
-            *out = kept;
-            return BERTH_OK;
+            return kept;
         }
     }
-    if (create_run(instance, bucket, rows, out, err) == BERTH_OK) {
-        return BERTH_OK;
-    }
-    for (size_t i = 0; i < RUNS_MAX; i++) {
-        if (instance->runs[i].run != NULL) {
-            forget_run(instance, &instance->runs[i]);
-        }
-    }
-    *err = (struct berth_err){.code = BERTH_OK};
-    return create_run(instance, bucket, rows, out, err);
+    return NULL;
 }
 
 /* --- an instance --- */
@@ -462,12 +567,15 @@ static void instance_destroy(struct berth_instance *instance)
     berth_free(instance);
 }
 
-/* The positions of every layer, made once for the longest bucket. */
-static uint64_t net_bytes(const struct berth_engine_model *model)
+/* What the device holds for itself grows with the runs. */
+static void count_kept(struct berth_instance *instance)
 {
-    const uint64_t element = model->ops->element == BERTH_PARAKEET_F16 ? 2 : 4;
-    const uint64_t frames = model->buckets[model->bucket_count - 1].frames;
-    return model->config.layers * (2 * frames - 1) * model->config.hidden * element;
+    const struct berth_parakeet_ops *ops = instance->model->ops;
+    if (ops->kept_bytes != NULL) {
+        uint64_t bytes = ops->kept_bytes(instance->device);
+        atomic_fetch_add(&instance->model->instance_bytes, bytes - instance->kept_bytes);
+        instance->kept_bytes = bytes;
+    }
 }
 
 static enum berth_code make_parts(struct berth_instance *instance, struct berth_err *err)
@@ -485,15 +593,17 @@ static enum berth_code make_parts(struct berth_instance *instance, struct berth_
                                         &model->weights, model->buckets[last].frames,
                                         &instance->net, err));
     instance->bytes = sizeof(*instance) + model->slot_count * sizeof(*instance->rows) +
-                      net_bytes(model);
+                      berth_parakeet_net_bytes(model->ops, &model->config,
+                                               model->buckets[last].frames);
     atomic_fetch_add(&model->instance_bytes, instance->bytes);
+    count_kept(instance);
+    struct berth_parakeet_shape largest[BUCKETS_MAX];
     for (uint32_t i = 0; i < model->bucket_count; i++) {
-        struct berth_parakeet_shape shape = {.rows = bucket_rows_max(model, i),
-                                             .padded = model->buckets[i]};
-        uint64_t bytes = 2 * berth_parakeet_run_bytes(instance->net, &shape);
-        instance->run_bytes_max =
-            bytes > instance->run_bytes_max ? bytes : instance->run_bytes_max;
+        largest[i] = (struct berth_parakeet_shape){.rows = bucket_rows_max(model, i),
+                                                   .padded = model->buckets[i]};
     }
+    instance->run_bytes_max =
+        kept_runs_bytes(model->ops, &model->config, largest, model->bucket_count);
     return BERTH_OK;
 }
 
@@ -673,9 +783,25 @@ static void fail_uses(struct berth_instance *instance, const struct berth_err *w
     instance->active = NULL;
 }
 
-static void begin_run(struct berth_instance *instance, struct berth_step_result *out)
+/* Fills what was gathered into the run under way, and lets it begin. */
+static void start_run(struct berth_instance *instance)
 {
     uint32_t samples[SLOTS_MAX] = {0};
+    for (uint32_t i = 0; i < instance->use_count; i++) {
+        const struct use *use = &instance->uses[i];
+        if (use->slot == SLOT_NONE) {
+            continue;
+        }
+        const unsigned char *bytes = instance->rows[use->slot].audio.samples;
+        memcpy(berth_parakeet_run_pcm(instance->active->run, i),
+               bytes + use->window.start * sizeof(float), use->window.count * sizeof(float));
+        samples[i] = (uint32_t)use->window.count;
+    }
+    berth_parakeet_run_begin(instance->active->run, samples);
+}
+
+static void begin_run(struct berth_instance *instance, struct berth_step_result *out)
+{
     struct berth_err err = {.code = BERTH_OK};
     uint32_t rows = 1;
     uint32_t bucket = gather(instance);
@@ -685,31 +811,26 @@ static void begin_run(struct berth_instance *instance, struct berth_step_result 
     while (rows < instance->use_count) {
         rows *= 2;
     }
-    if (find_run(instance, bucket, rows, &instance->active, &err) != BERTH_OK) {
+    struct kept_run *run = find_run(instance, bucket, rows);
+    if (run == NULL && create_run(instance, bucket, rows, &run, &err) != BERTH_OK) {
         fail_uses(instance, &err, out);
         return;
     }
-    instance->active->ticket = ++instance->tickets;
-    for (uint32_t i = 0; i < instance->use_count; i++) {
-        const struct use *use = &instance->uses[i];
-        const struct berth_speech_audio *audio = &instance->rows[use->slot].audio;
-        const unsigned char *bytes = audio->samples;
-        memcpy(berth_parakeet_run_pcm(instance->active->run, i),
-               bytes + use->window.start * sizeof(float), use->window.count * sizeof(float));
-        samples[i] = (uint32_t)use->window.count;
-    }
-    berth_parakeet_run_begin(instance->active->run, samples);
+    instance->active = run;
+    run->ticket = ++instance->tickets;
+    start_run(instance);
 }
 
-/* What the device holds for itself grows with the runs. */
-static void count_kept(struct berth_instance *instance)
+/* A run that failed for want of memory goes again without the run that was not used for longest.
+ * False: it was not that, or there is none. */
+static bool go_again(struct berth_instance *instance)
 {
     const struct berth_parakeet_ops *ops = instance->model->ops;
-    if (ops->kept_bytes != NULL) {
-        uint64_t bytes = ops->kept_bytes(instance->device);
-        atomic_fetch_add(&instance->model->instance_bytes, bytes - instance->kept_bytes);
-        instance->kept_bytes = bytes;
+    if (ops->starved == NULL || !ops->starved(instance->device) || !forget_oldest(instance)) {
+        return false;
     }
+    start_run(instance);
+    return true;
 }
 
 static void end_run(struct berth_instance *instance, struct berth_step_result *out)
@@ -718,7 +839,9 @@ static void end_run(struct berth_instance *instance, struct berth_step_result *o
     struct berth_err err = {.code = BERTH_OK};
     count_kept(instance);
     if (berth_parakeet_run_finish(instance->active->run, &tokens, &err) != BERTH_OK) {
-        fail_uses(instance, &err, out);
+        if (!go_again(instance)) {
+            fail_uses(instance, &err, out);
+        }
         return;
     }
     for (uint32_t i = 0; i < instance->use_count; i++) {

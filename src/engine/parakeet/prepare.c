@@ -75,12 +75,16 @@ static void *thread_main(void *subject)
         berth_log_err(BERTH_LOG_DEBUG, "parakeet", 0, &err);
         return NULL;
     }
+    if (ops->kept_bytes != NULL) {
+        atomic_store(&preparer->bytes, ops->kept_bytes(device));
+    }
     for (uint32_t i = 0; i < preparer->shape_count; i++) {
         if (!prepare_shape(preparer, device, &preparer->shapes[i], &spent_ns)) {
             break;
         }
     }
     ops->close(device);
+    atomic_store(&preparer->bytes, 0);
     berth_log_info("parakeet", 0,
                    "prepared model=%s buckets=%" PRIu32 " of=%" PRIu32 " ms=%" PRIu64,
                    preparer->model_name, atomic_load(&preparer->prepared), preparer->shape_count,

@@ -34,6 +34,7 @@ struct berth_parakeet_preparer {
     bool running; /* thread is there to be joined */
     _Atomic bool started, stopping;
     _Atomic uint32_t prepared; /* shapes, so far */
+    _Atomic uint64_t bytes;    /* of its device, while there is one */
 };
 
 /* The first call starts the thread; where ops have no prepare, none does. */

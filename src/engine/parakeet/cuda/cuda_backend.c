@@ -24,6 +24,7 @@ void berth_parakeet_cuda_fail(struct berth_parakeet_device *device, const char *
                               cudaError_t error)
 {
     berth_gpu_note(error);
+    device->no_memory = device->no_memory || error == cudaErrorMemoryAllocation;
     if (error == cudaSuccess || device->error_text[0] != '\0') {
         return;
     }
@@ -231,6 +232,8 @@ static enum berth_code device_finish(struct berth_parakeet_device *device, struc
         device->recording = false;
     }
     berth_parakeet_cuda_fail(device, "waiting for the GPU", cudaStreamSynchronize(device->stream));
+    device->starved = device->no_memory;
+    device->no_memory = false;
     if (device->error_text[0] == '\0') {
         return BERTH_OK;
     }
@@ -238,6 +241,11 @@ static enum berth_code device_finish(struct berth_parakeet_device *device, struc
     device->error_text[0] = '\0';
     (void)cudaGetLastError(); /* one that the context does not get over comes back by itself */
     return code;
+}
+
+static bool device_starved(const struct berth_parakeet_device *device)
+{
+    return device->starved;
 }
 
 static uint64_t device_kept_bytes(const struct berth_parakeet_device *device)
@@ -248,6 +256,7 @@ static uint64_t device_kept_bytes(const struct berth_parakeet_device *device)
 const struct berth_parakeet_ops berth_parakeet_cuda = {
     .name = "cuda",
     .element = BERTH_PARAKEET_F16,
+    .check = berth_parakeet_cuda_check,
     .open = device_open,
     .close = device_close,
     .weights_load = berth_parakeet_cuda_weights_load,
@@ -258,8 +267,11 @@ const struct berth_parakeet_ops berth_parakeet_cuda = {
     .upload = device_upload,
     .download = device_download,
     .finish = device_finish,
+    .starved = device_starved,
     .record = berth_parakeet_cuda_record,
     .play = berth_parakeet_cuda_play,
+    .keep = berth_parakeet_cuda_keep,
+    .forget = berth_parakeet_cuda_forget,
     .drop = berth_parakeet_cuda_drop,
     .prepare = berth_parakeet_cuda_prepare,
     .kept_bytes = device_kept_bytes,

@@ -46,6 +46,8 @@ struct berth_parakeet_device {
     cublasLtHandle_t blas;
     void *workspace;         /* BERTH_PARAKEET_CUDA_WORKSPACE_BYTES, of the stream's products */
     char error_text[160];    /* the first failure since finish, and how; "": none */
+    bool no_memory;          /* one of the failures since finish was of memory */
+    bool starved;            /* and of those before it */
     bool recording;          /* the stream is being captured, mode relaxed */
     uint64_t recording_key;
     uint64_t play_count;
@@ -146,9 +148,15 @@ enum berth_code berth_parakeet_cuda_weights_load(const char *device,
                                                  const char *folder, void *span,
                                                  struct berth_err *err);
 
+/* cuda_check.c */
+enum berth_code berth_parakeet_cuda_check(const struct berth_parakeet_config *config,
+                                          struct berth_err *err);
+
 /* cuda_graphs.c */
 bool berth_parakeet_cuda_record(struct berth_parakeet_device *device, uint64_t key);
 void berth_parakeet_cuda_play(struct berth_parakeet_device *device, uint64_t key);
+void berth_parakeet_cuda_keep(struct berth_parakeet_device *device, uint64_t key);
+void berth_parakeet_cuda_forget(struct berth_parakeet_device *device, uint64_t key);
 void berth_parakeet_cuda_drop(struct berth_parakeet_device *device);
 /* Of the process: captures begun so far (tests). */
 uint32_t berth_parakeet_cuda_capture_count(void);

@@ -10,6 +10,7 @@
 
 static _Atomic uint32_t capture_count; /* of the process */
 
+static void end_recording(struct berth_parakeet_device *device);
 static struct berth_parakeet_cuda_graph *find(struct berth_parakeet_device *device, uint64_t key);
 static struct berth_parakeet_cuda_graph *make_room(struct berth_parakeet_device *device);
 static void forget(struct berth_parakeet_device *device, struct berth_parakeet_cuda_graph *graph);
@@ -31,26 +32,7 @@ bool berth_parakeet_cuda_record(struct berth_parakeet_device *device, uint64_t k
 void berth_parakeet_cuda_play(struct berth_parakeet_device *device, uint64_t key)
 {
     (void)cudaSetDevice(device->ordinal);
-    if (device->recording) {
-        cudaGraph_t graph = NULL;
-        cudaGraphExec_t exec = NULL;
-        cudaError_t error = cudaStreamEndCapture(device->stream, &graph);
-        device->recording = false;
-        berth_parakeet_cuda_fail(device, "ending a graph", error);
-        if (error == cudaSuccess && device->error_text[0] == '\0') {
-            error = cudaGraphInstantiate(&exec, graph, 0);
-            berth_parakeet_cuda_fail(device, "making a graph", error);
-        }
-        if (graph != NULL) {
-            (void)cudaGraphDestroy(graph);
-        }
-        if (exec != NULL) {
-            struct berth_parakeet_cuda_graph *place = make_room(device);
-            place->key = device->recording_key;
-            place->exec = exec;
-            place->used_at = ++device->play_count;
-        }
-    }
+    end_recording(device);
     struct berth_parakeet_cuda_graph *graph = find(device, key);
     if (graph != NULL) {
         graph->used_at = ++device->play_count;
@@ -58,6 +40,26 @@ void berth_parakeet_cuda_play(struct berth_parakeet_device *device, uint64_t key
                                  cudaGraphLaunch(graph->exec, device->stream));
     } else if (device->error_text[0] == '\0') {
         berth_parakeet_cuda_refuse(device, "no graph of key", (long)key);
+    }
+}
+
+void berth_parakeet_cuda_keep(struct berth_parakeet_device *device, uint64_t key)
+{
+    (void)cudaSetDevice(device->ordinal);
+    end_recording(device);
+    struct berth_parakeet_cuda_graph *graph = find(device, key);
+    if (graph != NULL) { /* what its first launch would carry over */
+        berth_parakeet_cuda_fail(device, "uploading a graph",
+                                 cudaGraphUpload(graph->exec, device->stream));
+    }
+}
+
+void berth_parakeet_cuda_forget(struct berth_parakeet_device *device, uint64_t key)
+{
+    struct berth_parakeet_cuda_graph *graph = find(device, key);
+    if (graph != NULL) {
+        (void)cudaSetDevice(device->ordinal);
+        forget(device, graph);
     }
 }
 
@@ -74,6 +76,32 @@ void berth_parakeet_cuda_drop(struct berth_parakeet_device *device)
 uint32_t berth_parakeet_cuda_capture_count(void)
 {
     return atomic_load(&capture_count);
+}
+
+/* What was recorded becomes a graph, unless something of it failed. */
+static void end_recording(struct berth_parakeet_device *device)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    if (!device->recording) {
+        return;
+    }
+    cudaError_t error = cudaStreamEndCapture(device->stream, &graph);
+    device->recording = false;
+    berth_parakeet_cuda_fail(device, "ending a graph", error);
+    if (error == cudaSuccess && device->error_text[0] == '\0') {
+        error = cudaGraphInstantiate(&exec, graph, 0);
+        berth_parakeet_cuda_fail(device, "making a graph", error);
+    }
+    if (graph != NULL) {
+        (void)cudaGraphDestroy(graph);
+    }
+    if (exec != NULL) {
+        struct berth_parakeet_cuda_graph *place = make_room(device);
+        place->key = device->recording_key;
+        place->exec = exec;
+        place->used_at = ++device->play_count;
+    }
 }
 
 static struct berth_parakeet_cuda_graph *find(struct berth_parakeet_device *device, uint64_t key)
