@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """Turns a .nemo file of a FastConformer (TDT, RNN-T, CTC) into the folder that berth serves.
 
-usage: nemo_to_hf.py MODEL.nemo FOLDER [--dtype keep|bf16|f32]      (default: keep)
+usage: nemo_to_hf.py MODEL.nemo FOLDER [--dtype keep|bf16|f32] [--head transducer|ctc]
+
+--dtype: type of the weights written (default: keep, as in the file). --head: which one of a hybrid
+model, that has both (default: the transducer, TDT or RNN-T).
 
 A .nemo is a tar, packed or not, of model_config.yaml, model_weights.ckpt and the tokenizer. The
 checkpoint is a PyTorch zip: a pickle that says which tensors there are, and their bytes. A pickle
@@ -358,6 +361,9 @@ def scalar(text):
 
 SECTIONS = ("preprocessor", "encoder", "decoder", "joint", "decoding", "loss", "labels",
             "model_defaults", "target")
+# NeMo's classes that can be run, with BPE or characters. (A model without `target` is known by its
+# tensors alone.)
+TARGET = re.compile(r"(?:\w+\.)*EncDec(?:RNNT|CTC|HybridRNNTCTC)(?:BPEModel|ModelBPE|Model)")
 
 
 def must_be(section, key, allowed, default):
@@ -434,22 +440,45 @@ def preprocessor_config(nemo):
     }
 
 
-def model_config(nemo, pieces):
-    """(config.json, generation_config.json or None)"""
+def check_parts(nemo, head):
+    """Whether the model is of a kind, and has the head, that can be run."""
     for section in ("preprocessor", "encoder", "decoder"):
         if not isinstance(nemo.get(section), dict):
             raise Failure(f"model_config.yaml has no section {section}")
-    blank = len(pieces)
-    config = {"vocab_size": blank + 1, "dtype": None,
-              "encoder_config": encoder_config(nemo["encoder"])}
-    if not isinstance(nemo.get("joint"), dict):
-        return {"architectures": ["ParakeetForCTC"], "model_type": "parakeet_ctc",
-                "pad_token_id": blank, **config}, None
+    target = nemo.get("target")
+    if target is not None and not TARGET.fullmatch(str(target)):
+        raise Failure(f"target is {str(target)[:120]!r}, no RNN-T, TDT or CTC model, nor a hybrid of "
+                      "them")
+    if head not in (None, "transducer", "ctc"):
+        raise Failure(f"head is {head!r}")
+    if head == "transducer" and not isinstance(nemo.get("joint"), dict):
+        raise Failure("the model has no transducer head, CTC alone")
+
+
+def durations_of(nemo):
+    """TDT's durations; None for an RNN-T, whose configuration may still list some."""
+    if dig(nemo, "loss", "loss_name") not in (None, "tdt"):
+        return None
     durations = (dig(nemo, "decoding", "durations") or dig(nemo, "loss", "tdt_kwargs", "durations")
                  or dig(nemo, "model_defaults", "tdt_durations"))
     if durations is not None and not (isinstance(durations, list) and durations and all(
             type(d) is int and d >= 0 for d in durations)):
         raise Failure(f"model_config.yaml: durations are {durations!r}")
+    return durations
+
+
+def model_config(nemo, pieces, head=None):
+    """(config.json, generation_config.json or None)"""
+    check_parts(nemo, head)
+    blank = len(pieces)
+    config = {"vocab_size": blank + 1, "dtype": None,
+              "encoder_config": encoder_config(nemo["encoder"])}
+    if head == "ctc" or not isinstance(nemo.get("joint"), dict):
+        return {"architectures": ["ParakeetForCTC"], "model_type": "parakeet_ctc",
+                "pad_token_id": blank, **config}, None
+    durations = durations_of(nemo)
+    symbols = (dig(nemo, "decoding", "greedy", "max_symbols")
+               or dig(nemo, "decoding", "greedy", "max_symbols_per_step") or 10)
     prednet = dig(nemo, "decoder", "prednet") or {}
     jointnet = dig(nemo, "joint", "jointnet") or {}
     prediction = number(prednet, "pred_hidden", 640)
@@ -462,7 +491,7 @@ def model_config(nemo, pieces):
         "pad_token_id": pieces.index("<pad>") if "<pad>" in pieces else blank,
         "decoder_hidden_size": prediction,
         "num_decoder_layers": number(prednet, "pred_rnn_layers", 2),
-        "max_symbols_per_step": dig(nemo, "decoding", "greedy", "max_symbols") or 10,
+        "max_symbols_per_step": number({"max_symbols": symbols}, "max_symbols"),
         "hidden_act": "relu",
         "is_encoder_decoder": True,
     })
@@ -490,18 +519,21 @@ NAMES = [(re.compile(pattern), replacement) for pattern, replacement in [
     (r"decoder\.prediction\.dec_rnn\.lstm\.((?:weight|bias)_[ih]h_l\d+)", r"decoder.lstm.\1"),
     (r"joint\.enc\.(weight|bias)", r"encoder_projector.\1"),
     (r"joint\.pred\.(weight|bias)", r"decoder.decoder_projector.\1"),
-    (r"joint\.joint_net\.2\.(weight|bias)", r"joint.head.\1"),
-    (r"decoder\.decoder_layers\.0\.(weight|bias)", r"ctc_head.\1"),
+    (r"joint\.joint_net\.[12]\.(weight|bias)", r"joint.head.\1"),  # 1: trained without dropout
+    (r"(?:ctc_)?decoder\.decoder_layers\.0\.(weight|bias)", r"ctc_head.\1"),
 ]]
-# The front end's constants, positions that are computed, and the second head of hybrid models.
-LEFT_OUT = re.compile(
-    r"preprocessor\..*|encoder\.pos_enc\..*|ctc_decoder\..*|spec_augmentation\..*")
+# The front end's constants, positions that are computed; then the head of a hybrid that is not asked
+# for, by the head that is.
+LEFT_OUT = r"preprocessor\..*|encoder\.pos_enc\..*|spec_augmentation\..*"
+OTHER_HEAD = {"ctc": r"joint\..*|decoder\.prediction\..*", "transducer": r"ctc_decoder\..*"}
 
 
-def rename(tensors):
+def rename(tensors, head):
+    """The tensors of the encoder and that head ("ctc" or "transducer"), by transformers' names."""
+    left_out = re.compile(f"{LEFT_OUT}|{OTHER_HEAD[head]}")
     renamed = {}
     for name, tensor in tensors.items():
-        if LEFT_OUT.fullmatch(name):
+        if left_out.fullmatch(name):
             continue
         for pattern, replacement in NAMES:
             if pattern.fullmatch(name):
@@ -667,26 +699,32 @@ def tokenizer_of(nemo, content):
 
 
 def check_head(config, tensors):
-    """The joint's or CTC head's rows against the tokenizer's pieces."""
-    head = "ctc_head.bias" if config["model_type"] == "parakeet_ctc" else "joint.head.bias"
+    """The joint's or CTC head's rows against the tokenizer's pieces, and the prediction net's."""
+    transducer = config["model_type"] != "parakeet_ctc"
+    head = "joint.head.bias" if transducer else "ctc_head.bias"
     rows = config["vocab_size"] + len(config.get("durations", []))
     if head not in tensors:
         raise Failure(f"the weights hold no {head}: no head that can be run")
     if tensors[head].array.shape != (rows,):
         raise Failure(f"{head} has the shape {tensors[head].array.shape}, by tokenizer and "
                       f"durations it has {rows} values")
+    embedding = tensors.get("decoder.embedding.weight")
+    if transducer and (embedding is None or embedding.array.shape[:1] != (config["vocab_size"],)):
+        raise Failure("decoder.prediction.embed.weight has no row for the blank (blank_as_pad: false), "
+                      "or is not there")
 
 
-def nemo_to_hf(source, folder, dtype="keep"):
+def nemo_to_hf(source, folder, dtype="keep", head=None):
     folder = pathlib.Path(folder)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".nemo-") as work:
         text, checkpoint, tokenizer = unpack(source, work)
         nemo = yaml_sections(text, SECTIONS)
         pieces, kind = tokenizer_of(nemo, tokenizer)
-        config, generation = model_config(nemo, [piece for piece, _, _ in pieces])
+        config, generation = model_config(nemo, [piece for piece, _, _ in pieces], head)
         front = preprocessor_config(nemo["preprocessor"])
+        taken = "ctc" if config["model_type"] == "parakeet_ctc" else "transducer"
         tensors = {name: convert(tensor, dtype)
-                   for name, tensor in rename(read_checkpoint(checkpoint)).items()}
+                   for name, tensor in rename(read_checkpoint(checkpoint), taken).items()}
         check_head(config, tensors)
         types = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
         first = tensors.get("encoder.subsampling.linear.weight")
@@ -714,9 +752,11 @@ def main():
     parser.add_argument("folder", help="where to write, as models/NAME")
     parser.add_argument("--dtype", choices=["keep", "bf16", "f32"], default="keep",
                         help="type of the weights written (default: keep, as in the file)")
+    parser.add_argument("--head", choices=["transducer", "ctc"],
+                        help="which head of a hybrid model (default: the transducer)")
     options = parser.parse_args()
     try:
-        config = nemo_to_hf(options.nemo, options.folder, options.dtype)
+        config = nemo_to_hf(options.nemo, options.folder, options.dtype, options.head)
     except (Failure, OSError) as error:
         print(f"nemo_to_hf: {error}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ import io
 import json
 import pathlib
 import pickle
+import re
 import struct
 import subprocess
 import sys
@@ -22,6 +23,9 @@ TOOL = ROOT / "tools" / "nemo_to_hf.py"
 spec = importlib.util.spec_from_file_location("nemo_to_hf", TOOL)
 nemo_to_hf = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(nemo_to_hf)
+
+sys.path.insert(0, str(ROOT / "tests" / "models" / "parakeet-nano-heads"))
+import make_folders  # noqa: E402
 
 STORAGE = {"BF16": ("BFloat16Storage", 2), "I64": ("LongStorage", 8), "F32": ("FloatStorage", 4)}
 
@@ -47,7 +51,7 @@ def to_nemo_name(name):
             ("decoder.embedding.", "decoder.prediction.embed."),
             ("decoder.lstm.", "decoder.prediction.dec_rnn.lstm."),
             ("encoder_projector.", "joint.enc."), ("decoder.decoder_projector.", "joint.pred."),
-            ("joint.head.", "joint.joint_net.2.")]:
+            ("joint.head.", "joint.joint_net.2."), ("ctc_head.", "decoder.decoder_layers.0.")]:
         name = name.replace(new, old)
     return name
 
@@ -98,9 +102,11 @@ def checkpoint(entries, storages, **options):
     return out.getvalue()
 
 
-def nano_checkpoint(extra=None, without=None, **options):
+def nano_checkpoint(extra=None, without=None, tensors=None, named=to_nemo_name, **options):
+    """`tensors`: nano's, or others as read_safetensors gives them."""
     entries, storages = {}, {}
-    for name, (dtype, shape, content) in read_safetensors(NANO / "model.safetensors").items():
+    tensors = tensors or read_safetensors(NANO / "model.safetensors")
+    for name, (dtype, shape, content) in tensors.items():
         if name == without:
             continue
         kind, size = STORAGE[dtype]
@@ -108,7 +114,7 @@ def nano_checkpoint(extra=None, without=None, **options):
         # Some tensors begin inside their storage, as views do.
         lead = 3 if name.endswith("bias_u") else 0
         storages[key] = bytes(lead * size) + content
-        entries[to_nemo_name(name)] = view(kind, key, len(content) // size + lead, shape, lead)
+        entries[named(name)] = view(kind, key, len(content) // size + lead, shape, lead)
     window = np.ones(400, "<f4").tobytes()
     storages["window"] = window
     entries["preprocessor.featurizer.window"] = view("FloatStorage", "window", 400, [400])
@@ -280,6 +286,136 @@ def test_there_and_back(tmp_path, weights, mode, with_model):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["nano.nemo", "out"]
 
 
+# --- the other heads ---
+
+CTC_DECODER = """\
+decoder:
+  _target_: nemo.collections.asr.modules.ConvASRDecoder
+  feat_in: null
+  num_classes: 512
+"""
+AUX_CTC = """\
+aux_ctc:
+  ctc_loss_weight: 0.3
+  use_cer: false
+  ctc_reduction: mean_batch
+  decoder:
+    _target_: nemo.collections.asr.modules.ConvASRDecoder
+    feat_in: null
+    num_classes: 512
+    vocabulary: [a, b]
+  decoding:
+    strategy: greedy
+"""
+RNNT_DECODING = "decoding:\n  strategy: greedy_batch\n  greedy:\n    max_symbols_per_step: 7\n"
+# loss_name says that the durations listed under model_defaults are another model's.
+RNNT_LOSS = "loss:\n  loss_name: default\n  warprnnt_numba_kwargs:\n    fastemit_lambda: 0.0\n"
+
+
+def replaced(config, **sections):
+    """The configuration with top-level sections put in others' place, or ("") left out."""
+    for name, content in sections.items():
+        config, count = re.subn(rf"(?m)^{name}:.*\n(?:[ -].*\n)*", lambda _: content, config)
+        assert count == 1, name
+    return config
+
+
+def config_of(head):
+    config = CONFIG.replace("{labels}", labels())
+    if head == "ctc":
+        return replaced(config, decoder=CTC_DECODER, joint="", decoding="", loss="",
+                        target="target: nemo.collections.asr.models.ctc_bpe_models.EncDecCTCModelBPE\n")
+    if head == "rnnt":
+        config = replaced(config, decoding=RNNT_DECODING, loss=RNNT_LOSS)
+        return config.replace("  num_extra_outputs: 5\n", "")
+    return replaced(config, target="target: nemo.collections.asr.models.hybrid_rnnt_ctc_bpe_models."
+                                   "EncDecHybridRNNTCTCBPEModel\n") + AUX_CTC
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory):
+    """{"ctc": folder, "rnnt": folder}"""
+    return make_folders.make_folders(tmp_path_factory.mktemp("heads"))
+
+
+def same_model(have, want, keys):
+    assert read_safetensors(have / "model.safetensors") == read_safetensors(want / "model.safetensors")
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (have, want)]
+    assert {key: configs[0].get(key) for key in keys} == {key: configs[1].get(key) for key in keys}
+    assert "durations" not in configs[0]
+
+
+def convert(tmp_path, weights, config, *options):
+    path = write_nemo(tmp_path / "x.nemo", weights, config, tokenizer=sentencepiece())
+    done = subprocess.run([sys.executable, TOOL, path, tmp_path / "out", *options], capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "out"
+
+
+def test_ctc(tmp_path, heads):
+    weights = nano_checkpoint(tensors=read_safetensors(heads["ctc"] / "model.safetensors"))
+    out = convert(tmp_path, weights, config_of("ctc"))
+    same_model(out, heads["ctc"], ("architectures", "model_type", "pad_token_id", "vocab_size", "dtype"))
+    assert not (out / "generation_config.json").exists()
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_rnnt(tmp_path, heads, layer):
+    """The joint's last layer is the second one where it was trained without dropout."""
+    def named(name):
+        return to_nemo_name(name).replace("joint_net.2", f"joint_net.{layer}")
+    tensors = read_safetensors(heads["rnnt"] / "model.safetensors")
+    out = convert(tmp_path, nano_checkpoint(tensors=tensors, named=named), config_of("rnnt"))
+    same_model(out, heads["rnnt"], [key for key in KEPT if key != "max_symbols_per_step"])
+    assert json.loads((out / "config.json").read_text())["max_symbols_per_step"] == 7
+    generation = json.loads((out / "generation_config.json").read_text())
+    assert generation["decoder_start_token_id"] == 512 and "suppress_tokens" not in generation
+
+
+def hybrid_checkpoint(heads):
+    ctc = read_safetensors(heads["ctc"] / "model.safetensors")
+    tensors = {**read_safetensors(NANO / "model.safetensors"),
+               **{name: tensor for name, tensor in ctc.items() if name.startswith("ctc_head.")}}
+    return nano_checkpoint(tensors=tensors, named=lambda name: to_nemo_name(
+        name.replace("ctc_head.", "ctc_decoder.decoder_layers.0.")))
+
+
+@pytest.mark.parametrize("options, head", [([], "tdt"), (["--head", "transducer"], "tdt"),
+                                           (["--head", "ctc"], "ctc")])
+def test_hybrid(tmp_path, heads, options, head):
+    out = convert(tmp_path, hybrid_checkpoint(heads), config_of("hybrid"), *options)
+    want = heads["ctc"] if head == "ctc" else NANO
+    assert read_safetensors(out / "model.safetensors") == read_safetensors(want / "model.safetensors")
+    assert json.loads((out / "config.json").read_text())["model_type"] == f"parakeet_{head}"
+    assert (out / "generation_config.json").exists() == (head == "tdt")
+
+
+def test_heads_that_are_not_there(tmp_path, weights, heads):
+    path = write_nemo(tmp_path / "x.nemo", weights)
+    with pytest.raises(nemo_to_hf.Failure, match="no ctc_head.bias"):
+        nemo_to_hf.nemo_to_hf(path, tmp_path / "out", head="ctc")
+    ctc = nano_checkpoint(tensors=read_safetensors(heads["ctc"] / "model.safetensors"))
+    path = write_nemo(tmp_path / "x.nemo", ctc, config_of("ctc"))
+    with pytest.raises(nemo_to_hf.Failure, match="no transducer head"):
+        nemo_to_hf.nemo_to_hf(path, tmp_path / "out", head="transducer")
+    fails(tmp_path, write_nemo(tmp_path / "x.nemo", ctc, config_of("rnnt")), "no joint.head.bias")
+    rnnt = read_safetensors(heads["rnnt"] / "model.safetensors")
+    short = dict(rnnt)  # the embedding without the blank's row
+    dtype, (rows, wide), content = rnnt["decoder.embedding.weight"]
+    short["decoder.embedding.weight"] = (dtype, [rows - 1, wide], content[:-wide * 2])
+    weights = nano_checkpoint(tensors=short)
+    fails(tmp_path, write_nemo(tmp_path / "x.nemo", weights, config_of("rnnt")), "blank_as_pad")
+
+
+@pytest.mark.parametrize("name", [
+    "joint.blank_pred.0.weight", "decoder.prediction.embeds.0.weight", "decoder.decoder_layers.1.weight",
+    "transf_decoder._embedding.token_embedding.weight", "prompt_kernel.0.weight"])
+def test_other_heads_are_refused_by_name(tmp_path, name):
+    extra = {name: view("FloatStorage", "window", 400, [400])}
+    fails(tmp_path, write_nemo(tmp_path / "x.nemo", nano_checkpoint(extra)), f"{name} belongs to no part")
+
+
 def test_types(tmp_path):
     f32 = nemo_to_hf.Tensor("F32", np.array([1, 1.00390625, 1.01171875, -3e-39], "<f4"))
     bf16 = nemo_to_hf.convert(f32, "bf16")
@@ -419,6 +555,9 @@ def test_names_in_the_archive_become_no_paths(tmp_path, weights):
     ("durations: [0, 1, 2, 3, 4]", "durations: [0, 1, 2, 3]", "joint.head.bias has the shape"),
     ("durations: [0, 1, 2, 3, 4]", "durations: [0, -1]", "durations are"),
     ("encoder:\n", "encodes:\n", "no section encoder"),
+    ("rnnt_bpe_models.EncDecRNNTBPEModel", "aed_multitask_models.EncDecMultiTaskModel",
+     "target is .*EncDecMultiTaskModel"),
+    ("max_symbols: 10", "max_symbols: many", "max_symbols is 'many', no number"),
     ("  n_heads: 4\n", "  n_heads: 4\n  what is this\n", "not understood"),
 ])
 def test_configs_that_cannot_be_run(tmp_path, weights, old, new, match):
