@@ -48,10 +48,10 @@ def load_peer(form):
     return json.loads(run(peer_command(form), timeout_s=600).splitlines()[-1])
 
 
-def text_of_berth(server, path):
+def text_of_berth(server, path, model=MODEL):
     """The text of one recording, through the API."""
     boundary = "berth-bench"
-    head = (f'--{boundary}\r\nContent-Disposition: form-data; name="model"\r\n\r\n{MODEL}\r\n'
+    head = (f'--{boundary}\r\nContent-Disposition: form-data; name="model"\r\n\r\n{model}\r\n'
             f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n')
     body = head.encode() + path.read_bytes() + f"\r\n--{boundary}--\r\n".encode()
     connection = http.client.HTTPConnection(server.url, timeout=300)

@@ -1,7 +1,7 @@
 """Is the Parakeet engine right? Against transformers on a random model, and against golden clips.
 
 usage: compare.py --berth PROGRAM [--device cuda:0] [--folder MODEL] [--golden MODEL] [--out DIR]
-                  [--rows 16] [--seconds 10] [--seed 1]
+                  [--rows 16] [--seconds 10] [--seed 1] [--precision fp16]
 
 --folder: a model to compare with ParakeetForTDT in float32 and bf16 (`berth bench parakeet --random
 0.6b --keep FOLDER` writes one). The encoder's relative error against float32 may be 1.2 times that of
@@ -41,7 +41,8 @@ def note(name, value):
 
 def bench(options, model, dump, *more):
     command = [options.berth, "bench", "parakeet", "--model", str(model), "--device", options.device,
-               "--runs", "1", "--stages", "tokens", "--dump", str(dump), "--json", *map(str, more)]
+               "--precision", options.precision, "--runs", "1", "--stages", "tokens",
+               "--dump", str(dump), "--json", *map(str, more)]
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=240)
     if result.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\nended with {result.returncode}: {result.stderr.strip()}")
@@ -196,6 +197,7 @@ def main():
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--precision", default="fp16", choices=("fp16", "fp8"))
     options = parser.parse_args()
     # Else "float32" means tf32 in some of PyTorch's operations.
     torch.backends.cuda.matmul.allow_tf32 = False

@@ -138,6 +138,8 @@ enum berth_command {
       "with --random: folder to write that model to, and to leave there")                          \
     X(STRING, device, "device", BERTH_CMD_BENCH, "cpu:0", 0, 0,                                    \
       "with parakeet: cpu:0, or with berth-cuda cuda:0")                                           \
+    X(STRING, precision, "precision", BERTH_CMD_BENCH, "fp16", 0, 0,                               \
+      "with parakeet on a GPU: fp16, or fp8, in which most of its matrices are e4m3")              \
     X(REAL, clip_seconds, "seconds", BERTH_CMD_BENCH, "10", 0.02, 600,                             \
       "with parakeet and no files: length of the clips")                                           \
     X(STRING, rows, "rows", BERTH_CMD_BENCH, "1,16,64", 0, 0,                                      \

@@ -293,6 +293,7 @@ static enum berth_code open_model(struct bench *bench, struct berth_err *err)
     }
     uint64_t t_start = berth_clock_now_ns();
     BERTH_TRY(berth_parakeet_config_read(bench->folder, &bench->model, err));
+    BERTH_TRY(berth_parakeet_precision(bench->options->precision, device, &bench->model, err));
     BERTH_TRY(bench->ops->open(device, bench->threads, &bench->device, err));
     uint64_t bytes = berth_parakeet_weights_bytes(&bench->model, bench->ops->element);
     BERTH_TRY(berth_span_create(device, bytes, &bench->span, err));

@@ -18,12 +18,14 @@
 #include "engine/parakeet/backend.h"
 #include "engine/parakeet/cuda/cuda_device.h"
 #include "engine/parakeet/cuda/linear.h"
+#include "engine/parakeet/e4m3.h"
 #include "engine/parakeet/encoder.h"
 
 #define ROWS_MAX 64
 #define THREADS 8
 #define LIMIT 1e-3        /* of the relative error: halves out, float32 sums */
 #define LIMIT_STREAM 1e-4 /* float32 out */
+#define LIMIT_NARROW 1e-2 /* e4m3 out, beside the twin's e4m3 */
 #define REPEATS 20
 #define ROUNDS 9
 
@@ -52,6 +54,9 @@ struct counts_pair {
     struct berth_parakeet_shape shape;
     struct berth_parakeet_lengths own[ROWS_MAX];
 };
+
+static void compare_within(struct bench *b, const char *name, const struct pair *out,
+                           uint64_t vectors, const uint8_t *kinds, double limit);
 
 static void need(bool good, const char *what)
 {
@@ -201,15 +206,70 @@ static void say(struct bench *b, bool good, const char *name, double error)
     b->failures += good ? 0 : 1;
 }
 
+/* A vector as e4m3 and its scale. */
+static void narrow(const float *values, uint32_t width, uint8_t *codes, float *scale)
+{
+    float largest = 0;
+    for (uint32_t i = 0; i < width; i++) {
+        largest = fmaxf(largest, fabsf(values[i]));
+    }
+    *scale = largest > 0 ? largest / BERTH_E4M3_MAX : 1;
+    for (uint32_t i = 0; i < width; i++) {
+        codes[i] = berth_e4m3_of(values[i] / *scale);
+    }
+}
+
+/* Compares codes and scales of the GPU with those of the twin's numbers; a few fall to the other
+ * side of a rounding. */
+static void compare_narrow(struct bench *b, const char *name, const float *twin,
+                           const struct pair *codes, const struct pair *scales)
+{
+    const uint64_t vectors = scales->count;
+    const uint32_t width = (uint32_t)(codes->count / vectors);
+    uint8_t *got = berth_alloc(codes->count);
+    uint8_t *want = berth_alloc(width);
+    float *got_scales = berth_alloc(vectors * 4);
+    double difference = 0, norm = 0;
+    bool close = true;
+    need(got != NULL && want != NULL && got_scales != NULL, "memory");
+    b->gpu->download(b->on_gpu, got, codes->gpu, codes->count);
+    b->gpu->download(b->on_gpu, got_scales, scales->gpu, vectors * 4);
+    need(b->gpu->finish(b->on_gpu, NULL) == BERTH_OK, name);
+    for (uint64_t v = 0; v < vectors; v++) {
+        float scale = 0;
+        narrow(twin + v * width, width, want, &scale);
+        close = close && fabsf(got_scales[v] - scale) <= 2e-3F * scale;
+        for (uint32_t i = 0; i < width; i++) {
+            const uint8_t code = got[v * width + i];
+            const double value = (double)berth_e4m3_value(code) * (double)got_scales[v];
+            const double expected = (double)berth_e4m3_value(want[i]) * (double)scale;
+            close = close && (code & 0x7F) != 0x7F;
+            difference += (value - expected) * (value - expected);
+            norm += expected * expected;
+        }
+    }
+    const double error = norm > 0 ? sqrt(difference / norm) : sqrt(difference);
+    say(b, close && error <= LIMIT_NARROW, name, error);
+    berth_free(got);
+    berth_free(want);
+    berth_free(got_scales);
+}
+
 /* Compares an output of `vectors` vectors; kinds NULL: all as the twin's. */
 static void compare(struct bench *b, const char *name, const struct pair *out, uint64_t vectors,
                     const uint8_t *kinds)
+{
+    compare_within(b, name, out, vectors, kinds, out->size == 4 ? LIMIT_STREAM : LIMIT);
+}
+
+/* lib-shaped */
+static void compare_within(struct bench *b, const char *name, const struct pair *out,
+                           uint64_t vectors, const uint8_t *kinds, double limit)
 {
     const uint64_t width = out->count / vectors;
     float *want = berth_alloc(out->count * 4);
     uint16_t *got = berth_alloc(out->count * out->size);
     const float *got_floats = (const float *)(const void *)got;
-    const double limit = out->size == 4 ? LIMIT_STREAM : LIMIT;
     double difference = 0, norm = 0, worst = 0;
     bool zeros = true;
     struct berth_err err = {0};
@@ -273,8 +333,13 @@ static void check_linear(struct bench *b, const struct linear_case *c)
     const size_t size = c->stream ? 4 : 2;
     struct pair out = c->residual ? pair_random(b, c->n * c->out, size, 1, 0)
                                   : pair_make(b, c->n * c->out, size, NULL);
-    struct berth_parakeet_linear cpu = {weight.cpu, c->bias ? bias.cpu : NULL, c->in, c->out};
-    struct berth_parakeet_linear gpu = {weight.gpu, c->bias ? bias.gpu : NULL, c->in, c->out};
+    struct berth_parakeet_linear cpu = {.weight = weight.cpu,
+                                        .bias = c->bias ? bias.cpu : NULL,
+                                        .in = c->in,
+                                        .out = c->out};
+    struct berth_parakeet_linear gpu = cpu;
+    gpu.weight = weight.gpu;
+    gpu.bias = c->bias ? bias.gpu : NULL;
     struct berth_parakeet_linear_call call = {.linear = &cpu,
                                               .in = in.cpu,
                                               .out = out.cpu,
@@ -300,6 +365,117 @@ static void check_linear(struct bench *b, const struct linear_case *c)
     pair_free(b, &weight);
     pair_free(b, &bias);
     pair_free(b, &out);
+}
+
+/* Numbers as e4m3, a vector of `width` divided by its scale, on the GPU; the CPU's twin has what
+ * stands behind them. */
+static struct pair pair_narrow(struct bench *b, uint64_t vectors, uint32_t width, float size,
+                               struct pair *scales)
+{
+    const uint64_t count = vectors * width;
+    struct pair pair = {.count = count, .size = 1};
+    uint8_t *codes = berth_alloc(count);
+    float *values = berth_alloc(count * 4);
+    float *factors = berth_alloc(vectors * 4);
+    need(codes != NULL && values != NULL && factors != NULL, "memory");
+    for (uint64_t i = 0; i < count; i++) {
+        values[i] = draw_normal(b) * size;
+    }
+    for (uint64_t v = 0; v < vectors; v++) {
+        narrow(values + v * width, width, codes + v * width, &factors[v]);
+        for (uint32_t i = 0; i < width; i++) {
+            values[v * width + i] = berth_e4m3_value(codes[v * width + i]) * factors[v];
+        }
+    }
+    *scales = pair_make(b, vectors, 4, factors);
+    pair.cpu = b->cpu->alloc(b->on_cpu, count * 4);
+    pair.gpu = b->gpu->alloc(b->on_gpu, count);
+    need(pair.cpu != NULL && pair.gpu != NULL, "memory");
+    b->cpu->upload(b->on_cpu, pair.cpu, values, count * 4);
+    b->gpu->upload(b->on_gpu, pair.gpu, codes, count);
+    need(b->gpu->finish(b->on_gpu, NULL) == BERTH_OK, "upload");
+    berth_free(codes);
+    berth_free(values);
+    berth_free(factors);
+    return pair;
+}
+
+/* e4m3 operands: with SiLU also the output. Sums of e4m3 have fewer bits than float32. */
+static void check_linear_narrow(struct bench *b, const struct linear_case *c)
+{
+    char name[96];
+    const size_t size = c->stream ? 4 : 2;
+    struct pair in_scale, weight_scale;
+    struct pair in = pair_narrow(b, c->n, c->in, 1, &in_scale);
+    struct pair weight =
+        pair_narrow(b, c->out, c->in, 1.0F / sqrtf((float)c->in), &weight_scale);
+    struct pair bias = pair_random(b, c->out, 2, 1, 0);
+    struct pair out = c->residual ? pair_random(b, c->n * c->out, size, 1, 0)
+                                  : pair_make(b, c->n * c->out, size, NULL);
+    struct pair codes = pair_make(b, c->n * c->out, 2, NULL); /* half of it is used */
+    struct pair scales = pair_make(b, c->n, 4, NULL);
+    struct berth_parakeet_linear linear = {.weight = weight.cpu,
+                                           .bias = c->bias ? bias.cpu : NULL,
+                                           .in = c->in,
+                                           .out = c->out};
+    struct berth_parakeet_linear_call call = {.linear = &linear,
+                                              .in = in.cpu,
+                                              .out = out.cpu,
+                                              .residual = c->residual ? out.cpu : NULL,
+                                              .stream = c->stream,
+                                              .scale = c->scale,
+                                              .activation = c->activation,
+                                              .n = c->n,
+                                              .rows = 1,
+                                              .each = 1};
+    b->cpu->linear(b->on_cpu, &call);
+    linear.weight = weight.gpu;
+    linear.bias = c->bias ? bias.gpu : NULL;
+    linear.scale = weight_scale.gpu;
+    call.in = in.gpu;
+    call.in_scale = in_scale.gpu;
+    call.out = out.gpu;
+    call.narrow = codes.gpu;
+    call.narrow_scale = scales.gpu;
+    call.residual = c->residual ? out.gpu : NULL;
+    b->gpu->linear(b->on_gpu, &call);
+    const bool silu = c->activation == BERTH_PARAKEET_SILU;
+    (void)snprintf(name, sizeof(name), "e4m3 %llu x %u -> %u%s%s%s%s", (unsigned long long)c->n,
+                   c->in, c->out, c->bias ? " bias" : "", silu ? " silu" : "",
+                   c->residual ? " residual" : "", c->stream ? " stream" : "");
+    if (silu) {
+        compare_narrow(b, name, out.cpu, &codes, &scales);
+    } else {
+        compare_within(b, name, &out, c->n, NULL, LIMIT);
+    }
+    struct pair *all[] = {&in, &in_scale, &weight, &weight_scale, &bias, &out, &codes, &scales};
+    for (size_t i = 0; i < BERTH_COUNT_OF(all); i++) {
+        pair_free(b, all[i]);
+    }
+}
+
+static void check_linears_narrow(struct bench *b)
+{
+    static const struct linear_case cases[] = {
+        {1, 64, 64, false, false, false, 1, BERTH_PARAKEET_NONE},
+        {1, 64, 64, true, false, false, 1, BERTH_PARAKEET_SILU},
+        {125, 1024, 4096, false, false, false, 1, BERTH_PARAKEET_SILU},
+        {126, 1024, 3072, false, false, false, 1, BERTH_PARAKEET_NONE},
+        {126, 4096, 1024, false, true, true, 0.5F, BERTH_PARAKEET_NONE},
+        {33, 4096, 1024, true, true, true, 0.5F, BERTH_PARAKEET_NONE},
+        {1000, 256, 528, true, false, false, 1, BERTH_PARAKEET_SILU},
+        {40, 2560, 16384, true, false, false, 1, BERTH_PARAKEET_SILU},
+        {2000, 4096, 1024, false, true, true, 0.5F, BERTH_PARAKEET_NONE},
+        {7, 256, 512, true, false, false, 1, BERTH_PARAKEET_NONE},
+        {8000, 256, 512, true, false, false, 1, BERTH_PARAKEET_NONE},
+    };
+    if (b->on_gpu->capability != 90) {
+        printf("SKIP  e4m3: for compute capability 9.0\n");
+        return;
+    }
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        check_linear_narrow(b, &cases[i]);
+    }
 }
 
 static void check_linears(struct bench *b)
@@ -341,16 +517,36 @@ static void check_norm(struct bench *b, uint64_t n, uint32_t hidden)
     struct pair beta2 = pair_random(b, hidden, 4, 0.3F, 0);
     const struct berth_parakeet_norm cpu = {gamma.cpu, beta.cpu}, cpu2 = {gamma2.cpu, beta2.cpu};
     const struct berth_parakeet_norm gpu = {gamma.gpu, beta.gpu}, gpu2 = {gamma2.gpu, beta2.gpu};
-    b->cpu->norm(b->on_cpu, &cpu, in.cpu, once.cpu, n, hidden);
-    b->gpu->norm(b->on_gpu, &gpu, in.gpu, once.gpu, n, hidden);
+    struct berth_parakeet_norm_call on_cpu = {
+        .norm = &cpu, .in = in.cpu, .out = once.cpu, .n = n, .hidden = hidden};
+    struct berth_parakeet_norm_call on_gpu = {
+        .norm = &gpu, .in = in.gpu, .out = once.gpu, .n = n, .hidden = hidden};
+    b->cpu->norm(b->on_cpu, &on_cpu);
+    b->gpu->norm(b->on_gpu, &on_gpu);
     (void)snprintf(name, sizeof(name), "norm %llu x %u", (unsigned long long)n, hidden);
     compare(b, name, &once, n, NULL);
-    b->cpu->norm_twice(b->on_cpu, &cpu, &cpu2, in.cpu, in.cpu, out.cpu, n, hidden);
-    b->gpu->norm_twice(b->on_gpu, &gpu, &gpu2, in.gpu, in.gpu, out.gpu, n, hidden);
-    (void)snprintf(name, sizeof(name), "norm_twice %llu x %u, first", (unsigned long long)n,
+    struct pair scales = pair_make(b, n, 4, NULL);
+    on_gpu.out = out.gpu;
+    on_gpu.out_scale = scales.gpu;
+    b->gpu->norm(b->on_gpu, &on_gpu);
+    (void)snprintf(name, sizeof(name), "norm %llu x %u, e4m3", (unsigned long long)n, hidden);
+    compare_narrow(b, name, once.cpu, &out, &scales);
+    pair_free(b, &scales);
+    pair_free(b, &out);
+    out = pair_make(b, n * hidden, 2, NULL);
+    on_cpu.second = &cpu2;
+    on_cpu.through = in.cpu;
+    on_cpu.out = out.cpu;
+    on_gpu.second = &gpu2;
+    on_gpu.through = in.gpu;
+    on_gpu.out = out.gpu;
+    on_gpu.out_scale = NULL;
+    b->cpu->norm(b->on_cpu, &on_cpu);
+    b->gpu->norm(b->on_gpu, &on_gpu);
+    (void)snprintf(name, sizeof(name), "norm twice %llu x %u, first", (unsigned long long)n,
                    hidden);
     compare(b, name, &in, n, NULL);
-    (void)snprintf(name, sizeof(name), "norm_twice %llu x %u, second", (unsigned long long)n,
+    (void)snprintf(name, sizeof(name), "norm twice %llu x %u, second", (unsigned long long)n,
                    hidden);
     compare(b, name, &out, n, NULL);
     struct pair *all[] = {&in, &once, &out, &gamma, &beta, &gamma2, &beta2};
@@ -540,7 +736,9 @@ static void check_graphs(struct bench *b)
     struct pair weight = pair_random(b, hidden * hidden, 2, 0.03F, 0);
     struct pair gamma = pair_random(b, hidden, 4, 0.3F, 1), beta = pair_random(b, hidden, 4, 1, 0);
     const struct berth_parakeet_norm norm = {gamma.gpu, beta.gpu};
-    const struct berth_parakeet_linear linear = {weight.gpu, NULL, 1024, 1024};
+    const struct berth_parakeet_linear linear = {.weight = weight.gpu, .in = 1024, .out = 1024};
+    const struct berth_parakeet_norm_call call = {
+        .norm = &norm, .in = stream.gpu, .out = out.gpu, .n = n, .hidden = 1024};
     const struct berth_parakeet_linear_call up = {.linear = &linear,
                                                   .in = in.gpu,
                                                   .out = inner.gpu,
@@ -564,7 +762,7 @@ static void check_graphs(struct bench *b)
         }
         b->gpu->linear(b->on_gpu, &up);
         b->gpu->linear(b->on_gpu, &down);
-        b->gpu->norm(b->on_gpu, &norm, stream.gpu, out.gpu, n, 1024);
+        b->gpu->norm(b->on_gpu, &call);
         if (i != 0) {
             b->gpu->play(b->on_gpu, key);
             recorded = recorded && !b->gpu->record(b->on_gpu, key);
@@ -591,7 +789,9 @@ static void check_refusals(struct bench *b)
     struct berth_err err = {0};
     struct pair in = pair_random(b, 4096, 4, 1, 0);
     const struct berth_parakeet_norm norm = {in.gpu, in.gpu};
-    b->gpu->norm(b->on_gpu, &norm, in.gpu, in.gpu, 1, 100);
+    const struct berth_parakeet_norm_call call = {
+        .norm = &norm, .in = in.gpu, .out = in.gpu, .n = 1, .hidden = 100};
+    b->gpu->norm(b->on_gpu, &call);
     bool refused = b->gpu->finish(b->on_gpu, &err) != BERTH_OK;
     bool over = b->gpu->finish(b->on_gpu, NULL) == BERTH_OK;
     say(b, refused && over && strstr(err.msg, "100") != NULL, "a width no kernel takes is refused",
@@ -826,6 +1026,7 @@ static void check_encoder(struct bench *b, const struct berth_parakeet_config *c
 static void check_all(struct bench *b)
 {
     check_linears(b);
+    check_linears_narrow(b);
     check_norm(b, 1, 8);
     check_norm(b, 3, 256);
     check_norm(b, 125, 1024);
@@ -947,15 +1148,25 @@ static void time_square(struct timing *t, uint32_t layer)
 
 static void time_norm(struct timing *t, uint32_t layer)
 {
-    t->bench->gpu->norm(t->bench->on_gpu, &t->weights->layers[layer].norm_conv, t->c, t->b,
-                        t->frames, t->config->hidden);
+    const struct berth_parakeet_norm_call call = {.norm = &t->weights->layers[layer].norm_conv,
+                                                  .in = t->c,
+                                                  .out = t->b,
+                                                  .n = t->frames,
+                                                  .hidden = t->config->hidden};
+    t->bench->gpu->norm(t->bench->on_gpu, &call);
 }
 
 static void time_norm_twice(struct timing *t, uint32_t layer)
 {
     const struct berth_parakeet_layer *l = &t->weights->layers[layer];
-    t->bench->gpu->norm_twice(t->bench->on_gpu, &l->norm_out, &l->norm_ff1, t->c, t->c, t->b,
-                              t->frames, t->config->hidden);
+    const struct berth_parakeet_norm_call call = {.norm = &l->norm_out,
+                                                  .second = &l->norm_ff1,
+                                                  .in = t->c,
+                                                  .through = t->c,
+                                                  .out = t->b,
+                                                  .n = t->frames,
+                                                  .hidden = t->config->hidden};
+    t->bench->gpu->norm(t->bench->on_gpu, &call);
 }
 
 static void time_attention(struct timing *t, uint32_t layer)
@@ -1131,7 +1342,7 @@ static void timing_make(struct bench *b, struct timing *t,
     for (size_t i = 0; i < 3; i++) {
         *buffers[i] = b->gpu->alloc(b->on_gpu, t->wide_bytes);
         need(*buffers[i] != NULL &&
-                 berth_parakeet_cuda_noise(*buffers[i], t->wide_bytes, (uint32_t)i,
+                 berth_parakeet_cuda_noise(*buffers[i], t->wide_bytes, false,
                                            b->on_gpu->stream) == cudaSuccess,
              "memory");
     }
@@ -1247,7 +1458,7 @@ static void time_all(struct bench *b)
     void *span = b->gpu->alloc(b->on_gpu, bytes);
     float us[BERTH_COUNT_OF(ops)][3], sums[3] = {0}, ours[3] = {0}, silu[3];
     need(weights != NULL && span != NULL, "memory for weights");
-    need(berth_parakeet_cuda_noise(span, bytes, 5, b->on_gpu->stream) == cudaSuccess, "noise");
+    need(berth_parakeet_cuda_noise(span, bytes, false, b->on_gpu->stream) == cudaSuccess, "noise");
     berth_parakeet_weights_place(&config, BERTH_PARAKEET_F16, span, weights);
     for (size_t i = 0; i < 3; i++) {
         struct timing t;

@@ -197,7 +197,8 @@ static void linear_is_one(void **state)
     const size_t sizes[2] = {rig.shape.padded.frames, each * in};
     spoil(x, &rig, rig.counts.frames, sizes);
     for (int i = 0; i < 12; i++) {
-        const struct berth_parakeet_linear linear = {weight, i % 2 == 0 ? bias : NULL, in, out};
+        const struct berth_parakeet_linear linear = {
+            .weight = weight, .bias = i % 2 == 0 ? bias : NULL, .in = in, .out = out};
         struct berth_parakeet_linear_call call = {.linear = &linear,
                                                   .in = x,
                                                   .out = y,
@@ -234,7 +235,9 @@ static void norm_is_one(void **state)
     const struct berth_parakeet_norm first = {factors, factors + hidden};
     const struct berth_parakeet_norm second = {factors + 2 * hidden, factors + 3 * hidden};
     memset(x, 0, hidden * sizeof(float)); /* no deviation */
-    ops->norm(device, &first, x, once, n, hidden);
+    struct berth_parakeet_norm_call call = {
+        .norm = &first, .in = x, .through = x, .out = once, .n = n, .hidden = hidden};
+    ops->norm(device, &call);
     for (uint32_t v = 0; v < n; v++) {
         double mean = 0;
         double square = 0;
@@ -250,8 +253,17 @@ static void norm_is_one(void **state)
         }
     }
     float *expected = make((size_t)n * hidden);
-    ops->norm(device, &second, once, expected, n, hidden);
-    ops->norm_twice(device, &first, &second, x, x, twice, n, hidden);
+    call = (struct berth_parakeet_norm_call){
+        .norm = &second, .in = once, .out = expected, .n = n, .hidden = hidden};
+    ops->norm(device, &call);
+    call = (struct berth_parakeet_norm_call){.norm = &first,
+                                             .second = &second,
+                                             .in = x,
+                                             .through = x,
+                                             .out = twice,
+                                             .n = n,
+                                             .hidden = hidden};
+    ops->norm(device, &call);
     assert_memory_equal(x, once, (size_t)n * hidden * sizeof(float));
     assert_memory_equal(twice, expected, (size_t)n * hidden * sizeof(float));
     berth_free(x);

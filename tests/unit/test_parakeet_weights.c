@@ -9,6 +9,7 @@
 #include <math.h>
 #include <sys/stat.h>
 
+#include "engine/parakeet/e4m3.h"
 #include "parakeet_golden.h"
 #include "parakeet_model.h"
 
@@ -240,7 +241,11 @@ static void check_written(const struct berth_parakeet_config *config,
     uint64_t total = 0;
     uint64_t written = 0;
     while (berth_parakeet_plan_next(&plan, &planned)) {
-        total += planned.bytes;
+        const uint64_t scales = planned.scales > 0 ? planned.dims[0] * sizeof(float) : 0;
+        total += planned.bytes + scales;
+        for (uint64_t i = 0; i < scales; i++) {
+            assert_int_equal(span->written[planned.scales + i], 1);
+        }
         assert_true(planned.bytes == 0 || planned.joined || planned.offset % 256 == 0);
         for (uint64_t i = 0; i < planned.bytes; i++) {
             assert_int_equal(span->written[planned.offset + i], 1);
@@ -308,6 +313,111 @@ static void test_pieces(void **state)
             drop(&span);
         }
     }
+}
+
+/* Rows from `first` on of a matrix are the tensor's: the scale by the largest, each weight the
+ * nearest of what e4m3 has. */
+static void check_scaled(const struct berth_parakeet_linear *linear, uint32_t first, uint32_t rows,
+                         const char *name)
+{
+    const uint8_t *codes = linear->weight;
+    for (uint32_t row = 0; row < rows; row++) {
+        const float scale = linear->scale[first + row];
+        float largest = 0;
+        for (uint32_t i = 0; i < linear->in; i++) {
+            largest = fmaxf(largest, fabsf(model_value(name, (size_t)row * linear->in + i)));
+        }
+        assert_true(scale == (largest > 0 ? largest / BERTH_E4M3_MAX : 1));
+        for (uint32_t i = 0; i < linear->in; i++) {
+            const float value = model_value(name, (size_t)row * linear->in + i) / scale;
+            const uint8_t code = codes[(size_t)(first + row) * linear->in + i];
+            const float step = fmaxf(ldexpf(1, ilogbf(fmaxf(fabsf(value), 0x1p-9F)) - 3), 0x1p-9F);
+            assert_true(fabsf(berth_e4m3_value(code) - value) <= step * 0.50001F);
+        }
+    }
+}
+
+static void check_narrow(const struct berth_parakeet_config *config, const struct span *span)
+{
+    struct berth_parakeet_weights *weights = berth_alloc(sizeof(*weights));
+    berth_parakeet_weights_place(config, BERTH_PARAKEET_F16, span->bytes, weights);
+    for (uint32_t l = 0; l < config->layers; l++) {
+        const struct berth_parakeet_layer *layer = &weights->layers[l];
+        const struct {
+            const struct berth_parakeet_linear *linear;
+            uint32_t first, rows;
+            const char *name;
+        } all[] = {
+            {&layer->ff1_up, 0, config->inner, "feed_forward1.linear1"},
+            {&layer->ff1_down, 0, config->hidden, "feed_forward1.linear2"},
+            {&layer->ff2_up, 0, config->inner, "feed_forward2.linear1"},
+            {&layer->ff2_down, 0, config->hidden, "feed_forward2.linear2"},
+            {&layer->qkv, 0, config->hidden, "self_attn.q_proj"},
+            {&layer->qkv, config->hidden, config->hidden, "self_attn.k_proj"},
+            {&layer->qkv, 2 * config->hidden, config->hidden, "self_attn.v_proj"},
+            {&layer->conv_in, 0, 2 * config->hidden, "conv.pointwise_conv1"},
+        };
+        for (size_t i = 0; i < BERTH_COUNT_OF(all); i++) {
+            char name[96];
+            (void)snprintf(name, sizeof(name), "encoder.layers.%u.%s.weight", l, all[i].name);
+            check_scaled(all[i].linear, all[i].first, all[i].rows, name);
+        }
+        char name[96];
+        (void)snprintf(name, sizeof(name), "encoder.layers.%u.self_attn.o_proj.weight", l);
+        assert_null(layer->attention_out.scale);
+        check_elements(layer->attention_out.weight, BERTH_PARAKEET_F16,
+                       (size_t)config->hidden * config->hidden, name);
+    }
+    assert_null(weights->head.scale);
+    berth_free(weights);
+}
+
+/* e4m3 with scales, also where a matrix is more than a piece. */
+static void test_narrow(void **state)
+{
+    static const enum berth_dtype dtypes[] = {BERTH_DTYPE_BF16, BERTH_DTYPE_FP16, BERTH_DTYPE_FP32};
+    for (size_t i = 0; i < 4; i++) {
+        struct berth_parakeet_config config = tiny;
+        config.inner = i == 3 ? 150000 : tiny.inner;
+        config.layers = i == 3 ? 1 : 2;
+        config.attention_bias = i == 1;
+        model_write(folder, &config, &(struct model_wish){.dtype = dtypes[i % 3]});
+        const uint64_t plain = berth_parakeet_weights_bytes(&config, BERTH_PARAKEET_F16);
+        struct span span = {.lend = i == 2};
+        struct berth_err err = {0};
+        config.narrow = true;
+        if (load(&config, BERTH_PARAKEET_F16, 3, &span, &err) != BERTH_OK) {
+            fail_msg("%s", err.msg);
+        }
+        assert_true(i != 3 || span.length < plain * 2 / 3);
+        check_narrow(&config, &span);
+        check_written(&config, BERTH_PARAKEET_F16, &span);
+        drop(&span);
+    }
+}
+
+/* All codes are the nearest to themselves, what lies between goes to the even one. */
+static void test_e4m3(void **state)
+{
+    for (unsigned code = 0; code < 256; code++) {
+        if ((code & 0x7F) != 0x7F) {
+            assert_int_equal(berth_e4m3_of(berth_e4m3_value((uint8_t)code)), code);
+        }
+    }
+    for (unsigned code = 0; code < 0x7E; code++) {
+        const float low = berth_e4m3_value((uint8_t)code);
+        const float high = berth_e4m3_value((uint8_t)(code + 1));
+        const float middle = (low + high) / 2;
+        assert_true(low < high);
+        assert_int_equal(berth_e4m3_of(middle), code + (code & 1));
+        assert_int_equal(berth_e4m3_of(nextafterf(middle, 0)), code);
+        assert_int_equal(berth_e4m3_of(nextafterf(middle, INFINITY)), code + 1);
+        assert_int_equal(berth_e4m3_of(-middle), 0x80 | (code + (code & 1)));
+    }
+    assert_true(berth_e4m3_value(0x7E) == BERTH_E4M3_MAX && berth_e4m3_value(0x01) == 0x1p-9F);
+    assert_int_equal(berth_e4m3_of(1e30F), 0x7E);
+    assert_int_equal(berth_e4m3_of(-470), 0xFE);
+    assert_int_equal(berth_e4m3_of(1e-30F), 0);
 }
 
 static void test_bad_files(void **state)
@@ -537,6 +647,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forms),      cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_narrow),     cmocka_unit_test(test_e4m3),
         cmocka_unit_test(test_bad_files),  cmocka_unit_test(test_rounding),
         cmocka_unit_test(test_sink_fails), cmocka_unit_test(test_no_file),
         cmocka_unit_test(test_memory),     cmocka_unit_test(test_nano),

@@ -27,3 +27,20 @@ uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element,
     return element == BERTH_PARAKEET_F32 ? 0
                                          : WORKSPACE_BYTES + 3 * vectors * config->mels * 4;
 }
+
+enum berth_code berth_parakeet_precision(const char *precision, const char *device,
+                                         struct berth_parakeet_config *config,
+                                         struct berth_err *err)
+{
+    const struct berth_parakeet_ops *ops = berth_parakeet_backend(device);
+    const bool narrow = strcmp(precision, "fp8") == 0;
+    if (!narrow && strcmp(precision, "fp16") != 0) {
+        return berth_fail(err, BERTH_INVALID, "precision '%.60s': there are fp16 and fp8",
+                          precision);
+    }
+    if (narrow && ops != NULL && ops->narrow != NULL) {
+        BERTH_TRY(ops->narrow(device, config, err));
+        config->narrow = true;
+    }
+    return BERTH_OK;
+}

@@ -48,15 +48,31 @@ enum berth_parakeet_activation { BERTH_PARAKEET_NONE, BERTH_PARAKEET_RELU, BERTH
  * nobody reads, and it need not be computed. used NULL: all n are wanted. */
 struct berth_parakeet_linear_call {
     const struct berth_parakeet_linear *linear;
-    const void *in;       /* elements [n][in] */
-    void *out;            /* elements [n][out]; float32 with stream */
-    const void *residual; /* likewise */
+    const void *in;        /* elements [n][in]; e4m3 if the linear has a scale */
+    const float *in_scale; /* float32 [n], if the linear has one: a vector's e4m3 times it */
+    void *out;             /* elements [n][out]; float32 with stream */
+    /* With a scale and SILU: the result as e4m3 [n][out], and its scales [n]; out is scratch. */
+    void *narrow;
+    float *narrow_scale;
+    const void *residual; /* as out */
     bool stream;
     float scale;
     enum berth_parakeet_activation activation;
     uint64_t n;
     const int32_t *used; /* int32 [rows], one of the counts */
     uint32_t rows, each;
+};
+
+/* out = norm(in), eps 1e-5; with a second one through = norm(in), out = second(through). */
+struct berth_parakeet_norm_call {
+    const struct berth_parakeet_norm *norm;
+    const struct berth_parakeet_norm *second; /* NULL: there is one */
+    const void *in;                           /* float32 [n][hidden] */
+    void *through;                            /* float32 [n][hidden]; may be in */
+    void *out;                                /* elements [n][hidden]; e4m3 with out_scale */
+    float *out_scale;                         /* float32 [n]; NULL: elements */
+    uint64_t n;
+    uint32_t hidden;
 };
 
 struct berth_parakeet_attention_call {
@@ -98,6 +114,9 @@ struct berth_parakeet_ops {
     /* Whether its operations take a model of that config: UNSUPPORTED, with the field and what they
      * take. Needs no device. Any thread. */
     enum berth_code (*check)(const struct berth_parakeet_config *config, struct berth_err *err);
+    /* Optional (CUDA). Whether that device multiplies such a model in e4m3. Any thread. */
+    enum berth_code (*narrow)(const char *device, const struct berth_parakeet_config *config,
+                              struct berth_err *err);
     /* `device`: "cpu:0", "cuda:0". threads: the CPU's. */
     enum berth_code (*open)(const char *device, uint32_t threads,
                             struct berth_parakeet_device **out, struct berth_err *err);
@@ -164,14 +183,8 @@ struct berth_parakeet_ops {
                             void *out);
     void (*linear)(struct berth_parakeet_device *device,
                    const struct berth_parakeet_linear_call *call);
-    /* out = norm(in), eps 1e-5, over the last of [n][hidden]; in float32, out elements. */
-    void (*norm)(struct berth_parakeet_device *device, const struct berth_parakeet_norm *norm,
-                 const void *in, void *out, uint64_t n, uint32_t hidden);
-    /* through = norm first(in); out = norm second(through). through may be in; both float32. */
-    void (*norm_twice)(struct berth_parakeet_device *device,
-                       const struct berth_parakeet_norm *first,
-                       const struct berth_parakeet_norm *second, const void *in, void *through,
-                       void *out, uint64_t n, uint32_t hidden);
+    void (*norm)(struct berth_parakeet_device *device,
+                 const struct berth_parakeet_norm_call *call);
     /* Softmax of ((q + u) k + (q + v) p) / sqrt(head_dim) over a row's own frames, times v. */
     void (*attention)(struct berth_parakeet_device *device,
                       const struct berth_parakeet_shape *shape,
@@ -203,6 +216,11 @@ extern const struct berth_parakeet_ops berth_parakeet_cuda;
 
 /* For "cpu:N" or "cuda:N"; NULL: this build has none. */
 const struct berth_parakeet_ops *berth_parakeet_backend(const char *device);
+/* Sets config->narrow by the name of a precision, "fp16" or "fp8": on a device whose element is a
+ * half; others compute as ever. INVALID: another name; UNSUPPORTED: no fp8 there. */
+enum berth_code berth_parakeet_precision(const char *precision, const char *device,
+                                         struct berth_parakeet_config *config,
+                                         struct berth_err *err) BERTH_MUST_USE;
 /* About what kept_bytes comes to on a device with that element when a run of that shape is the
  * largest so far; also where this build has no such device. */
 uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element,

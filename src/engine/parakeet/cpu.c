@@ -293,21 +293,21 @@ static void finish_piece(const struct product *product, const struct piece *piec
     }
 }
 
-/* lib-shaped */
-static void norm_twice(struct berth_parakeet_device *device,
-                       const struct berth_parakeet_norm *first,
-                       const struct berth_parakeet_norm *second, const void *in, void *through,
-                       void *out, uint64_t n, uint32_t hidden)
+static void norm(struct berth_parakeet_device *device, const struct berth_parakeet_norm_call *call)
 {
-    const struct norms norms = {device, first, second, in, through, out, n, hidden};
-    berth_parakeet_spread(device, (n + NORM_VECTORS - 1) / NORM_VECTORS, norm_vectors, &norms);
-}
-
-/* lib-shaped */
-static void norm(struct berth_parakeet_device *device, const struct berth_parakeet_norm *norm,
-                 const void *in, void *out, uint64_t n, uint32_t hidden)
-{
-    norm_twice(device, norm, NULL, in, out, NULL, n, hidden);
+    const struct norms norms = {
+        .device = device,
+        .first = call->norm,
+        .second = call->second,
+        .in = call->in,
+        .through = call->second == NULL ? call->out : call->through,
+        .out = call->out,
+        .n = call->n,
+        .hidden = call->hidden,
+    };
+    BERTH_ASSERT(call->out_scale == NULL); /* weights here have no scales */
+    berth_parakeet_spread(device, (call->n + NORM_VECTORS - 1) / NORM_VECTORS, norm_vectors,
+                          &norms);
 }
 
 static void norm_vectors(const void *context, uint64_t index, float *scratch)
@@ -357,7 +357,6 @@ const struct berth_parakeet_ops berth_parakeet_cpu = {
     .subsample_third = berth_parakeet_cpu_subsample_third,
     .linear = linear,
     .norm = norm,
-    .norm_twice = norm_twice,
     .attention = berth_parakeet_cpu_attention,
     .convolve = berth_parakeet_cpu_convolve,
     .positions = positions,

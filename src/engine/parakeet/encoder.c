@@ -36,6 +36,10 @@ enum buffer {
     NORMED, /* what a module reads; in the end the encoder's output */
     INNER,  /* what its first product makes */
     GATED,  /* what its last product reads */
+    /* Only where weights have scales: */
+    NORMED_SCALE, /* float32, one a vector */
+    INNER_NARROW, /* a feed-forward's inner vectors, e4m3 */
+    INNER_SCALE,
     BUFFER_COUNT
 };
 
@@ -237,6 +241,11 @@ static void layout_run(const struct berth_parakeet_ops *ops,
     out->offsets[NORMED] = place(&end, vectors * config->hidden);
     out->offsets[INNER] = place(&end, vectors * inner);
     out->offsets[GATED] = place(&end, vectors * config->hidden);
+    if (config->narrow) {
+        out->offsets[NORMED_SCALE] = place(&end, rows * padded->frames * sizeof(float));
+        out->offsets[INNER_NARROW] = place(&end, rows * padded->frames * config->inner);
+        out->offsets[INNER_SCALE] = place(&end, rows * padded->frames * sizeof(float));
+    }
     end = pcm_end > end ? pcm_end : end;
     out->bytes = wide_end > end ? wide_end : end;
 
@@ -527,6 +536,7 @@ uint32_t berth_parakeet_products(const struct berth_parakeet_config *config,
         if (all[i].linear->weight != NULL) { /* CTC has no projector */
             out[count++] = (struct berth_parakeet_linear_call){
                 .linear = all[i].linear,
+                .in_scale = all[i].linear->scale,
                 .residual = all[i].residual ? weights : NULL, /* something that is there */
                 .stream = all[i].stream,
                 .scale = 1.0F,
@@ -605,14 +615,17 @@ static void run_subsampling(struct berth_parakeet_run *run)
     ops->linear(net->device, &call);
 }
 
-/* A product of frames. */
+/* A product of frames. With scales, SILU's result is in INNER_NARROW. */
 static void multiply(struct berth_parakeet_run *run, const struct berth_parakeet_linear *linear,
                      enum buffer in, enum buffer out, enum berth_parakeet_activation activation)
 {
     const struct berth_parakeet_linear_call call = {
         .linear = linear,
         .in = buffer(run, in),
+        .in_scale = linear->scale == NULL ? NULL : buffer(run, NORMED_SCALE),
         .out = buffer(run, out),
+        .narrow = linear->scale == NULL ? NULL : buffer(run, INNER_NARROW),
+        .narrow_scale = linear->scale == NULL ? NULL : buffer(run, INNER_SCALE),
         .scale = 1.0F,
         .activation = activation,
         .n = (uint64_t)run->shape.rows * run->shape.padded.frames,
@@ -627,9 +640,11 @@ static void multiply(struct berth_parakeet_run *run, const struct berth_parakeet
 static void add_product(struct berth_parakeet_run *run, const struct berth_parakeet_linear *linear,
                         enum buffer in, float scale)
 {
+    const bool narrow = linear->scale != NULL;
     const struct berth_parakeet_linear_call call = {
         .linear = linear,
-        .in = buffer(run, in),
+        .in = buffer(run, narrow ? INNER_NARROW : in),
+        .in_scale = narrow ? buffer(run, INNER_SCALE) : NULL,
         .out = buffer(run, HIDDEN),
         .residual = buffer(run, HIDDEN),
         .stream = true,
@@ -642,11 +657,24 @@ static void add_product(struct berth_parakeet_run *run, const struct berth_parak
     run->net->ops->linear(run->net->device, &call);
 }
 
-static void normalise(struct berth_parakeet_run *run, const struct berth_parakeet_norm *norm)
+/* The stream into NORMED, by one norm or two; the first of two replaces the stream. `reader` (NULL:
+ * nothing of a layer) multiplies it. */
+static void normalise(struct berth_parakeet_run *run, const struct berth_parakeet_norm *norm,
+                      const struct berth_parakeet_norm *second,
+                      const struct berth_parakeet_linear *reader)
 {
-    run->net->ops->norm(run->net->device, norm, buffer(run, HIDDEN), buffer(run, NORMED),
-                        (uint64_t)run->shape.rows * run->shape.padded.frames,
-                        run->net->config->hidden);
+    const bool narrow = reader != NULL && reader->scale != NULL;
+    const struct berth_parakeet_norm_call call = {
+        .norm = norm,
+        .second = second,
+        .in = buffer(run, HIDDEN),
+        .through = buffer(run, HIDDEN),
+        .out = buffer(run, NORMED),
+        .out_scale = narrow ? buffer(run, NORMED_SCALE) : NULL,
+        .n = (uint64_t)run->shape.rows * run->shape.padded.frames,
+        .hidden = run->net->config->hidden,
+    };
+    run->net->ops->norm(run->net->device, &call);
 }
 
 /* NORMED holds its first normalisation already, but for the first layer. */
@@ -656,26 +684,24 @@ static void run_layer(struct berth_parakeet_run *run, uint32_t index)
     const struct berth_parakeet_ops *ops = net->ops;
     const struct berth_parakeet_layer *layer = &net->weights->layers[index];
     if (index == 0) {
-        normalise(run, &layer->norm_ff1);
+        normalise(run, &layer->norm_ff1, NULL, &layer->ff1_up);
     }
     multiply(run, &layer->ff1_up, NORMED, INNER, BERTH_PARAKEET_SILU);
     add_product(run, &layer->ff1_down, INNER, 0.5F);
-    normalise(run, &layer->norm_attention);
+    normalise(run, &layer->norm_attention, NULL, &layer->qkv);
     run_attention(run, index);
-    normalise(run, &layer->norm_conv);
+    normalise(run, &layer->norm_conv, NULL, &layer->conv_in);
     multiply(run, &layer->conv_in, NORMED, INNER, BERTH_PARAKEET_NONE);
     ops->convolve(net->device, net->config, &run->shape, &run->counts, &layer->conv,
                   buffer(run, INNER), buffer(run, GATED));
     add_product(run, &layer->conv_out, GATED, 1.0F);
-    normalise(run, &layer->norm_ff2);
+    normalise(run, &layer->norm_ff2, NULL, &layer->ff2_up);
     multiply(run, &layer->ff2_up, NORMED, INNER, BERTH_PARAKEET_SILU);
     add_product(run, &layer->ff2_down, INNER, 0.5F);
     if (index + 1 == net->config->layers) {
-        normalise(run, &layer->norm_out);
+        normalise(run, &layer->norm_out, NULL, NULL);
     } else {
-        ops->norm_twice(net->device, &layer->norm_out, &layer[1].norm_ff1, buffer(run, HIDDEN),
-                        buffer(run, HIDDEN), buffer(run, NORMED),
-                        (uint64_t)run->shape.rows * run->shape.padded.frames, net->config->hidden);
+        normalise(run, &layer->norm_out, &layer[1].norm_ff1, &layer[1].ff1_up);
     }
 }
 

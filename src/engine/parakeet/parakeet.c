@@ -299,11 +299,14 @@ static enum berth_code find_config(const struct berth_model_spec *spec,
     struct berth_err why = {.code = BERTH_OK};
     BERTH_TRY(find_ops(spec, ops, err));
     BERTH_TRY(berth_parakeet_config_read(spec->folder_version, out, err));
-    if ((*ops)->check(out, &why) != BERTH_OK) {
-        return berth_fail(err, why.code, "model '%s' on %s: %s", spec->name, device_name(),
-                          why.msg);
+    enum berth_code code = (*ops)->check(out, &why);
+    if (code == BERTH_OK) {
+        code = berth_parakeet_precision(berth_spec_parameter(spec, "precision", "fp16"),
+                                        device_name(), out, &why);
     }
-    return BERTH_OK;
+    return code == BERTH_OK ? BERTH_OK
+                            : berth_fail(err, code, "model '%s' on %s: %s", spec->name,
+                                         device_name(), why.msg);
 }
 
 static enum berth_code describe(struct berth_model_spec *spec, struct berth_err *err)

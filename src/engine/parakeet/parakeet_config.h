@@ -47,6 +47,9 @@ struct berth_parakeet_config {
     uint32_t fft;      /* 512 */
     uint32_t window;   /* 400 */
     float preemphasis; /* 0.97 */
+    /* Not of the files, and false after reading: whether the layers' matrices are to be e4m3
+     * (weights.h). */
+    bool narrow;
 };
 
 /* INVALID for broken files, UNSUPPORTED for what the engine does not run, NOT_FOUND where one is

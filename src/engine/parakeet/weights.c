@@ -3,8 +3,8 @@
  * Reading: the planned tensors, in the order they have in the file, are cut into pieces of at most
  * 8 MiB, and each reader takes the next piece when it is done with its last. Where file and span
  * have the same type, bytes go from the file into the sink's buffer and are only looked at for
- * values that are no numbers; all else is converted or turned over on the way. Bytes that are
- * folded (less than a thousandth of a model) are computed in float64, each from the tensors it
+ * values that are no numbers; all else is converted, turned over or scaled on the way. Bytes that
+ * are folded (less than a thousandth of a model) are computed in float64, each from the tensors it
  * needs, so no reader waits for another one's tensor.
  *
  * A mapped file was rejected: page faults read far less at a time than 8 MiB, and a file that is
@@ -27,6 +27,7 @@
 #endif
 
 #include "base/mem.h"
+#include "engine/parakeet/e4m3.h"
 #include "engine/parakeet/weights_plan.h"
 #include "engine/safetensors.h"
 
@@ -91,6 +92,8 @@ static enum berth_code piece_plain(struct reader *reader, const struct piece *pi
                                    enum berth_dtype to);
 static enum berth_code piece_frequency(struct reader *reader, const struct piece *piece,
                                        enum berth_dtype to);
+static enum berth_code piece_scaled(struct reader *reader, const struct piece *piece);
+static void scale_rows(const float *from, size_t rows, size_t width, uint8_t *to, float *scales);
 static enum berth_code piece_floats(struct reader *reader, const struct piece *piece);
 static void fold(const struct wanted *wanted, double *parts[5], float *out);
 static enum berth_code part_read(struct reader *reader, const struct wanted *wanted,
@@ -131,10 +134,14 @@ void berth_parakeet_weights_place(const struct berth_parakeet_config *config,
             memcpy(field, &address, sizeof(address));
         }
         if (planned.form == BERTH_PARAKEET_FORM_MATRIX ||
+            planned.form == BERTH_PARAKEET_FORM_SCALED ||
             planned.form == BERTH_PARAKEET_FORM_FREQUENCY) {
             struct berth_parakeet_linear *linear = (struct berth_parakeet_linear *)(void *)field;
             linear->in = planned.dims[1];
             linear->out += planned.dims[0];
+            if (planned.scales > 0 && !planned.joined) {
+                linear->scale = (const float *)(const void *)((const char *)base + planned.scales);
+            }
         }
     }
 }
@@ -368,6 +375,9 @@ static uint64_t piece_elements(const struct wanted *wanted)
     case BERTH_PARAKEET_FORM_ELEMENTS:
     case BERTH_PARAKEET_FORM_FLOATS:
         return most;
+    case BERTH_PARAKEET_FORM_SCALED: /* through float32, with its scales behind it */
+        most = planned->scales == 0 ? most : PIECE_BYTES / sizeof(float);
+        return most / planned->dims[1] * planned->dims[1];
     case BERTH_PARAKEET_FORM_FREQUENCY:
         return most / planned->dims[1] * planned->dims[1];
     case BERTH_PARAKEET_FORM_TAPS:
@@ -405,6 +415,11 @@ static enum berth_code piece_read(struct reader *reader, const struct piece *pie
     enum berth_dtype element = reader->loading->element == BERTH_PARAKEET_F16 ? BERTH_DTYPE_FP16
                                                                               : BERTH_DTYPE_FP32;
     switch (piece->wanted->planned.form) {
+    case BERTH_PARAKEET_FORM_SCALED:
+        if (piece->wanted->planned.scales > 0) {
+            return piece_scaled(reader, piece);
+        }
+        return piece_plain(reader, piece, element);
     case BERTH_PARAKEET_FORM_MATRIX:
     case BERTH_PARAKEET_FORM_ELEMENTS:
         return piece_plain(reader, piece, element);
@@ -473,6 +488,54 @@ static enum berth_code piece_frequency(struct reader *reader, const struct piece
         }
     }
     return piece_write(reader, piece, to, finished);
+}
+
+/* Whole rows as e4m3; the scales stand behind them in the buffer. */
+static enum berth_code piece_scaled(struct reader *reader, const struct piece *piece)
+{
+    const struct wanted *wanted = piece->wanted;
+    const struct berth_parakeet_sink *sink = reader->loading->sink;
+    const enum berth_dtype from = wanted->stored->dtype;
+    const size_t width = wanted->planned.dims[1];
+    const size_t count = (size_t)piece->count;
+    const size_t rows = count / width;
+    uint8_t *stored = buffer_of(reader, &reader->stored);
+    uint8_t *floats = buffer_of(reader, &reader->turned);
+    uint8_t *finished = finished_buffer(reader);
+    if (stored == NULL || floats == NULL || finished == NULL) {
+        return berth_fail(&reader->err, BERTH_UNAVAILABLE, "no memory to read weights into");
+    }
+    float *scales = (float *)(void *)(finished + (count + 255) / 256 * 256);
+    BERTH_TRY(bytes_read(reader, wanted, piece->start, piece->count, stored));
+    if (!all_numbers(stored, from, count)) {
+        return refuse_value(reader, wanted->planned.name);
+    }
+    (void)convert(stored, from, floats, BERTH_DTYPE_FP32, count); /* float32 holds them all */
+    scale_rows((const float *)(const void *)floats, rows, width, finished, scales);
+    BERTH_TRY(sink->write(sink->state, wanted->planned.offset + piece->start, finished, count,
+                          &reader->err));
+    return sink->write(sink->state, wanted->planned.scales + piece->start / width * sizeof(float),
+                       scales, rows * sizeof(float), &reader->err);
+}
+
+/* A row of zeros has the scale 1. */
+static void scale_rows(const float *from, size_t rows, size_t width, uint8_t *to, float *scales)
+{
+    for (size_t row = 0; row < rows; row++) {
+        const float *values = from + row * width;
+        float largest = 0;
+        for (size_t i = 0; i < width; i++) {
+            const float magnitude = fabsf(values[i]);
+            largest = magnitude > largest ? magnitude : largest;
+        }
+        /* A scale below the least normal float would not divide. */
+        const float scale = largest > 0x1p-100F ? largest / BERTH_E4M3_MAX : 1;
+        const float inverse = 1 / scale;
+        for (size_t i = 0; i < width; i++) {
+            to[row * width + i] = berth_e4m3_of(values[i] * inverse);
+        }
+        scales[row] = scale;
+    }
 }
 
 /* --- what is computed --- */

@@ -3,6 +3,8 @@
  * In:   a folder's config and model.safetensors.   Out: a span filled, and a table of pointers.
  * Form: matrices are [out][in], row by row, in the back end's element (float32 on the CPU, half on
  *       CUDA); biases of matrices in the same element; vectors marked float are float32 everywhere.
+ *       Where config.narrow is set the layers' matrices that read a normalised or activated vector
+ *       are e4m3, each row (an output's) divided by its largest magnitude over 448, the scale.
  *       Everything starts at a multiple of 256 bytes. Two things are folded while loading: the
  *       convolution module's batch norm into its depthwise weights, the LSTM's two biases into one;
  *       and depthwise weights are turned to [tap][channel], the subsampling's last matrix to take
@@ -22,10 +24,11 @@
 enum berth_parakeet_element { BERTH_PARAKEET_F32, BERTH_PARAKEET_F16 };
 
 struct berth_parakeet_linear {
-    const void *weight; /* elements [out][in] */
+    const void *weight; /* elements [out][in]; e4m3 if there is a scale */
     const void *bias;   /* elements [out]; NULL: none */
     uint32_t in;
     uint32_t out;
+    const float *scale; /* [out]: a row's e4m3 times it are its weights; NULL: they are elements */
 };
 
 struct berth_parakeet_norm {

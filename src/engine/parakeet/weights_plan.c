@@ -3,7 +3,8 @@
  * A row has the tensor's name in Hugging Face's files, its form, its shape in terms of the config,
  * when it is there, and which pointer of struct berth_parakeet_weights it stands behind. Rows come
  * in groups: once a model, once a layer, once a layer of the prediction net. A row that is `joined`
- * follows the one before it without a gap (q, k, v). Names are those of transformers' ParakeetFor*.
+ * follows the one before it without a gap (q, k, v). The scales of a layer's matrices lie together
+ * before its tensors, in the order of the rows. Names are those of transformers' ParakeetFor*.
  */
 #include "engine/parakeet/weights_plan.h"
 
@@ -53,6 +54,7 @@ struct group {
 };
 
 #define MATRIX BERTH_PARAKEET_FORM_MATRIX
+#define SCALED BERTH_PARAKEET_FORM_SCALED
 #define ELEMENTS BERTH_PARAKEET_FORM_ELEMENTS
 #define FLOATS BERTH_PARAKEET_FORM_FLOATS
 #define TAPS BERTH_PARAKEET_FORM_TAPS
@@ -84,15 +86,15 @@ static const struct row encoder_rows[] = {
 static const struct row layer_rows[] = {
     {"norm_feed_forward1.weight", FLOATS, {HIDDEN}, ALWAYS, LAYER(norm_ff1.gamma), false},
     {"norm_feed_forward1.bias", FLOATS, {HIDDEN}, ALWAYS, LAYER(norm_ff1.beta), false},
-    {"feed_forward1.linear1.weight", MATRIX, {INNER, HIDDEN}, ALWAYS, LAYER(ff1_up), false},
+    {"feed_forward1.linear1.weight", SCALED, {INNER, HIDDEN}, ALWAYS, LAYER(ff1_up), false},
     {"feed_forward1.linear1.bias", ELEMENTS, {INNER}, LINEAR_BIASED, LAYER(ff1_up.bias), false},
-    {"feed_forward1.linear2.weight", MATRIX, {HIDDEN, INNER}, ALWAYS, LAYER(ff1_down), false},
+    {"feed_forward1.linear2.weight", SCALED, {HIDDEN, INNER}, ALWAYS, LAYER(ff1_down), false},
     {"feed_forward1.linear2.bias", ELEMENTS, {HIDDEN}, LINEAR_BIASED, LAYER(ff1_down.bias), false},
     {"norm_self_att.weight", FLOATS, {HIDDEN}, ALWAYS, LAYER(norm_attention.gamma), false},
     {"norm_self_att.bias", FLOATS, {HIDDEN}, ALWAYS, LAYER(norm_attention.beta), false},
-    {"self_attn.q_proj.weight", MATRIX, {HIDDEN, HIDDEN}, ALWAYS, LAYER(qkv), false},
-    {"self_attn.k_proj.weight", MATRIX, {HIDDEN, HIDDEN}, ALWAYS, LAYER(qkv), true},
-    {"self_attn.v_proj.weight", MATRIX, {HIDDEN, HIDDEN}, ALWAYS, LAYER(qkv), true},
+    {"self_attn.q_proj.weight", SCALED, {HIDDEN, HIDDEN}, ALWAYS, LAYER(qkv), false},
+    {"self_attn.k_proj.weight", SCALED, {HIDDEN, HIDDEN}, ALWAYS, LAYER(qkv), true},
+    {"self_attn.v_proj.weight", SCALED, {HIDDEN, HIDDEN}, ALWAYS, LAYER(qkv), true},
     {"self_attn.q_proj.bias", ELEMENTS, {HIDDEN}, LINEAR_BIASED, LAYER(qkv.bias), false},
     {"self_attn.k_proj.bias", ELEMENTS, {HIDDEN}, LINEAR_BIASED, LAYER(qkv.bias), true},
     {"self_attn.v_proj.bias", ELEMENTS, {HIDDEN}, LINEAR_BIASED, LAYER(qkv.bias), true},
@@ -103,7 +105,7 @@ static const struct row layer_rows[] = {
     {"self_attn.o_proj.bias", ELEMENTS, {HIDDEN}, LINEAR_BIASED, LAYER(attention_out.bias), false},
     {"norm_conv.weight", FLOATS, {HIDDEN}, ALWAYS, LAYER(norm_conv.gamma), false},
     {"norm_conv.bias", FLOATS, {HIDDEN}, ALWAYS, LAYER(norm_conv.beta), false},
-    {"conv.pointwise_conv1.weight", MATRIX, {HIDDEN_2, HIDDEN, ONE}, ALWAYS, LAYER(conv_in), false},
+    {"conv.pointwise_conv1.weight", SCALED, {HIDDEN_2, HIDDEN, ONE}, ALWAYS, LAYER(conv_in), false},
     {"conv.pointwise_conv1.bias", ELEMENTS, {HIDDEN_2}, CONV_BIASED, LAYER(conv_in.bias), false},
     {"conv.depthwise_conv.weight", CONV, {HIDDEN, ONE, KERNEL}, ALWAYS, LAYER(conv.weight), false},
     {"conv.depthwise_conv.bias", FOLDED, {HIDDEN}, CONV_BIASED, 0, false},
@@ -115,9 +117,9 @@ static const struct row layer_rows[] = {
     {"conv.pointwise_conv2.bias", ELEMENTS, {HIDDEN}, CONV_BIASED, LAYER(conv_out.bias), false},
     {"norm_feed_forward2.weight", FLOATS, {HIDDEN}, ALWAYS, LAYER(norm_ff2.gamma), false},
     {"norm_feed_forward2.bias", FLOATS, {HIDDEN}, ALWAYS, LAYER(norm_ff2.beta), false},
-    {"feed_forward2.linear1.weight", MATRIX, {INNER, HIDDEN}, ALWAYS, LAYER(ff2_up), false},
+    {"feed_forward2.linear1.weight", SCALED, {INNER, HIDDEN}, ALWAYS, LAYER(ff2_up), false},
     {"feed_forward2.linear1.bias", ELEMENTS, {INNER}, LINEAR_BIASED, LAYER(ff2_up.bias), false},
-    {"feed_forward2.linear2.weight", MATRIX, {HIDDEN, INNER}, ALWAYS, LAYER(ff2_down), false},
+    {"feed_forward2.linear2.weight", SCALED, {HIDDEN, INNER}, ALWAYS, LAYER(ff2_down), false},
     {"feed_forward2.linear2.bias", ELEMENTS, {HIDDEN}, LINEAR_BIASED, LAYER(ff2_down.bias), false},
     {"norm_out.weight", FLOATS, {HIDDEN}, ALWAYS, LAYER(norm_out.gamma), false},
     {"norm_out.bias", FLOATS, {HIDDEN}, ALWAYS, LAYER(norm_out.beta), false},
@@ -168,6 +170,7 @@ static const struct group groups[] = {
 static bool row_there(const struct berth_parakeet_config *config, enum when when);
 static void row_describe(struct berth_parakeet_plan *plan, const struct row *row,
                          struct berth_parakeet_planned *out);
+static void scales_reserve(struct berth_parakeet_plan *plan);
 static uint32_t size_of(const struct berth_parakeet_config *config, enum size size);
 static uint64_t bytes_of(const struct berth_parakeet_plan *plan,
                          const struct berth_parakeet_planned *planned);
@@ -233,12 +236,33 @@ static void row_describe(struct berth_parakeet_plan *plan, const struct row *row
         out->elements *= out->dims[i];
     }
     out->bytes = bytes_of(plan, out);
+    if (plan->group == GROUP_LAYERS && plan->row == 1) { /* the layer's first */
+        scales_reserve(plan);
+    }
+    if (row->form == SCALED && plan->config->narrow) {
+        out->scales = plan->scales;
+        plan->scales += out->dims[0] * sizeof(float);
+    }
     if (out->bytes > 0) {
         if (!row->joined) {
             plan->end = (plan->end + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         }
         out->offset = plan->end;
         plan->end += out->bytes;
+    }
+}
+
+static void scales_reserve(struct berth_parakeet_plan *plan)
+{
+    uint64_t outputs = 0;
+    for (size_t i = 0; i < BERTH_COUNT_OF(layer_rows); i++) {
+        if (layer_rows[i].form == SCALED) {
+            outputs += size_of(plan->config, layer_rows[i].dims[0]);
+        }
+    }
+    if (plan->config->narrow) {
+        plan->scales = (plan->end + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        plan->end = plan->scales + outputs * sizeof(float);
     }
 }
 
@@ -284,6 +308,11 @@ static uint64_t bytes_of(const struct berth_parakeet_plan *plan,
     switch (planned->form) {
     case FOLDED:
         return 0;
+    case SCALED:
+        if (plan->config->narrow) {
+            return planned->elements;
+        }
+        return planned->elements * (plan->element == BERTH_PARAKEET_F16 ? 2 : 4);
     case MATRIX:
     case ELEMENTS:
     case FREQUENCY:

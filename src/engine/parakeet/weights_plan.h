@@ -21,6 +21,7 @@
 /* What becomes of a tensor on its way into the span. */
 enum berth_parakeet_form {
     BERTH_PARAKEET_FORM_MATRIX,    /* elements as they are; a linear's weight */
+    BERTH_PARAKEET_FORM_SCALED,    /* narrow: e4m3 and a scale a row; else as MATRIX */
     BERTH_PARAKEET_FORM_ELEMENTS,  /* elements as they are */
     BERTH_PARAKEET_FORM_FLOATS,    /* float32 as they are */
     BERTH_PARAKEET_FORM_TAPS,      /* float32, [channel][tap] turned to [tap][channel] */
@@ -40,6 +41,7 @@ struct berth_parakeet_planned {
     uint64_t elements;
     uint64_t offset; /* in the span */
     uint64_t bytes;  /* there; 0: FOLDED */
+    uint64_t scales; /* offset in the span of float32 [dims[0]]; 0: it has none */
     size_t pointer;  /* offset in struct berth_parakeet_weights of the pointer to it */
     bool joined;     /* lies right behind the one before it, under that one's pointer */
 };
@@ -52,7 +54,8 @@ struct berth_parakeet_plan {
     size_t group;   /* the walk's place: group of rows, */
     uint32_t index; /* layer */
     size_t row;     /* and row */
-    uint64_t end;   /* bytes of the span so far */
+    uint64_t end;    /* bytes of the span so far */
+    uint64_t scales; /* where the layer's next scales go */
 };
 bool berth_parakeet_plan_next(struct berth_parakeet_plan *plan, struct berth_parakeet_planned *out);
 

@@ -1,7 +1,8 @@
 /* activate.cu - what cublasLt has no epilogue for: SiLU, and a bias with a scale before a residual.
  *
- * Both work in place on a product's output, 16 bytes a load. Rejected: SiLU while the next product
- * reads its operand, which cublasLt cannot do either.
+ * Both work in place on a product's output, 16 bytes a load. Where the next product reads e4m3,
+ * SiLU has a block for each vector, finishes the product (its scales, its bias) and writes elsewhere.
+ * Rejected: SiLU while the next product reads its operand, which cublasLt cannot do either.
  */
 #include "engine/parakeet/cuda/cuda_device.h"
 #include "engine/parakeet/cuda/kernels.cuh"
@@ -47,6 +48,79 @@ static __global__ void __launch_bounds__(ACTIVATE_THREADS)
     }
 }
 
+struct narrow_args {
+    const uint4 *in;        /* halves [n][width]: sums over `factor` */
+    const float *in_scale;  /* [n], */
+    const float4 *scale;    /* and [width], that the sums still lack */
+    const uint4 *bias;      /* halves [width]; NULL: none */
+    uint2 *out;             /* e4m3 [n][width] */
+    float *out_scale;       /* [n] */
+    float factor;
+    uint32_t pieces;        /* of eight, a vector */
+};
+
+/* The largest of a block's; shared has a float for each warp. */
+static __device__ __forceinline__ float block_max(float value, float *shared)
+{
+    value = warp_max(value);
+    if ((threadIdx.x & 31) == 0) {
+        shared[threadIdx.x >> 5] = value;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < ACTIVATE_THREADS / 32; w++) {
+        value = fmaxf(value, shared[w]);
+    }
+    return value;
+}
+
+/* A vector a block, in registers between its largest and its store. Moves 2 bytes an element in and
+ * 1 out. CPU twin: linear of cpu.c on the numbers that stand behind e4m3. */
+template <int PIECES>
+static __global__ void __launch_bounds__(ACTIVATE_THREADS)
+    silu_narrow_kernel(const __grid_constant__ struct narrow_args args)
+{
+    __shared__ float shared[ACTIVATE_THREADS / 32];
+    const uint64_t start = (uint64_t)blockIdx.x * args.pieces;
+    float values[PIECES][8];
+    float largest = 0.0f;
+    berth_parakeet_cuda_wait();
+    berth_parakeet_cuda_next();
+    const float factor = args.factor * args.in_scale[blockIdx.x];
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const uint32_t piece = threadIdx.x + i * ACTIVATE_THREADS;
+        if (piece < args.pieces) {
+            const float4 low = args.scale[2 * piece], high = args.scale[2 * piece + 1];
+            const float scale[8] = {low.x,  low.y,  low.z,  low.w,
+                                    high.x, high.y, high.z, high.w};
+            float bias[8] = {};
+            if (args.bias != nullptr) {
+                unpack8(args.bias[piece], bias);
+            }
+            unpack8(args.in[start + piece], values[i]);
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                values[i][e] = silu(values[i][e] * (factor * scale[e]) + bias[e]);
+                largest = fmaxf(largest, fabsf(values[i][e]));
+            }
+        }
+    }
+    const float scale = e4m3_scale(block_max(largest, shared));
+    const float inverse = 1.0f / scale;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+        const uint32_t piece = threadIdx.x + i * ACTIVATE_THREADS;
+        if (piece < args.pieces) {
+            args.out[start + piece] = make_uint2(pack_e4m3(values[i], inverse),
+                                                 pack_e4m3(values[i] + 4, inverse));
+        }
+    }
+    if (threadIdx.x == 0) {
+        args.out_scale[blockIdx.x] = scale;
+    }
+}
+
 /* values [n][width] += scale x bias [width]; two a thread, width even. STREAM: float32 values. */
 template <bool STREAM>
 static __global__ void __launch_bounds__(ACTIVATE_THREADS)
@@ -83,6 +157,35 @@ void berth_parakeet_cuda_silu(struct berth_parakeet_device *device, void *values
     berth_parakeet_cuda_run(device, &launch, arguments);
 }
 
+void berth_parakeet_cuda_silu_narrow(struct berth_parakeet_device *device,
+                                     const struct berth_parakeet_linear_call *call, float factor)
+{
+    struct berth_parakeet_cuda_launch launch = {};
+    const uint32_t width = call->linear->out;
+    struct narrow_args args = {};
+    void *arguments[] = {&args};
+    if (width % 16 != 0 || width > BERTH_PARAKEET_CUDA_NARROW_MAX) {
+        berth_parakeet_cuda_refuse(device, "linear: no kernel for e4m3 of", (long)width);
+        return;
+    }
+    args.in = (const uint4 *)call->out;
+    args.in_scale = call->in_scale;
+    args.scale = (const float4 *)call->linear->scale;
+    args.bias = (const uint4 *)call->linear->bias;
+    args.out = (uint2 *)call->narrow;
+    args.out_scale = call->narrow_scale;
+    args.factor = factor;
+    args.pieces = width / 8;
+    launch.name = "silu";
+    launch.kernel = args.pieces <= ACTIVATE_THREADS ? (const void *)silu_narrow_kernel<1>
+                    : args.pieces <= 2 * ACTIVATE_THREADS
+                        ? (const void *)silu_narrow_kernel<2>
+                        : (const void *)silu_narrow_kernel<8>;
+    launch.grid = dim3((unsigned)call->n);
+    launch.block = dim3(ACTIVATE_THREADS);
+    berth_parakeet_cuda_run(device, &launch, arguments);
+}
+
 void berth_parakeet_cuda_bias(struct berth_parakeet_device *device,
                               const struct berth_parakeet_linear_call *call)
 {
@@ -105,8 +208,9 @@ void berth_parakeet_cuda_bias(struct berth_parakeet_device *device,
     berth_parakeet_cuda_run(device, &launch, arguments);
 }
 
-/* Numbers between -1 and 1 that are no pattern (a product of zeros runs faster than a real one). */
-static __global__ void noise_kernel(uint32_t *pairs, uint64_t count, uint32_t seed)
+/* Numbers between -1 and 1, for e4m3 between -448 and 448, that are no pattern (a product of zeros
+ * runs faster than a real one). */
+static __global__ void noise_kernel(uint32_t *words, uint64_t count, uint32_t seed, bool narrow)
 {
     for (uint64_t at = (uint64_t)blockIdx.x * blockDim.x + threadIdx.x; at < count;
          at += (uint64_t)gridDim.x * blockDim.x) {
@@ -114,13 +218,15 @@ static __global__ void noise_kernel(uint32_t *pairs, uint64_t count, uint32_t se
         x = (x ^ (x >> 16)) * 2246822519u;
         x = (x ^ (x >> 13)) * 3266489917u;
         x ^= x >> 16;
-        pairs[at] =
-            pack2((float)(x & 0xffff) / 32768.0f - 1.0f, (float)(x >> 16) / 32768.0f - 1.0f);
+        const float low = (float)(x & 0xffff) / 32768.0f - 1.0f;
+        const float high = (float)(x >> 16) / 32768.0f - 1.0f;
+        const float four[4] = {low, high, low + high, low - high};
+        words[at] = narrow ? pack_e4m3(four, 448.0f) : pack2(low, high);
     }
 }
 
-cudaError_t berth_parakeet_cuda_noise(void *to, size_t bytes, uint32_t seed, cudaStream_t stream)
+cudaError_t berth_parakeet_cuda_noise(void *to, size_t bytes, bool narrow, cudaStream_t stream)
 {
-    noise_kernel<<<512, 256, 0, stream>>>((uint32_t *)to, bytes / 4, seed);
+    noise_kernel<<<512, 256, 0, stream>>>((uint32_t *)to, bytes / 4, 1, narrow);
     return cudaGetLastError();
 }

@@ -5,7 +5,11 @@
  * both. Lengths and rows are the engine's own, and within what the kernels take.
  */
 #include "base/mem.h"
+#include "engine/cuda/gpu.h"
 #include "engine/parakeet/cuda/cuda_device.h"
+#include "engine/parakeet/cuda/linear.h"
+
+#define NARROW_CAPABILITY 9 /* the products with scales that linear.c asks for are Hopper's alone */
 
 /* A field, and whether the kernels take it. */
 struct rule {
@@ -43,6 +47,36 @@ enum berth_code berth_parakeet_cuda_check(const struct berth_parakeet_config *co
             return berth_fail(err, BERTH_UNSUPPORTED, "%s is %u; the GPU's kernels take %s",
                               rules[i].field, rules[i].value, rules[i].taken);
         }
+    }
+    return BERTH_OK;
+}
+
+enum berth_code berth_parakeet_cuda_narrow(const char *device,
+                                           const struct berth_parakeet_config *config,
+                                           struct berth_err *err)
+{
+    const uint32_t hidden = config->hidden, inner = config->inner;
+    int ordinal = 0, major = 0, minor = 0;
+    BERTH_TRY(berth_gpu_parse(device, &ordinal, err));
+    cudaError_t error =
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+    if (error == cudaSuccess) {
+        error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
+    }
+    if (error != cudaSuccess) {
+        return berth_gpu_fail(err, error, "asking for the compute capability");
+    }
+    if (major != NARROW_CAPABILITY) {
+        return berth_fail(err, BERTH_UNSUPPORTED,
+                          "precision fp8 needs a GPU of compute capability 9.0 (H100, H200); "
+                          "%s has %d.%d",
+                          device, major, minor);
+    }
+    if (hidden % 16 != 0 || inner % 16 != 0 || inner > BERTH_PARAKEET_CUDA_NARROW_MAX) {
+        return berth_fail(err, BERTH_UNSUPPORTED,
+                          "encoder_config.hidden_size is %u, intermediate_size %u; precision fp8 "
+                          "takes multiples of 16, the latter up to %d",
+                          hidden, inner, BERTH_PARAKEET_CUDA_NARROW_MAX);
     }
     return BERTH_OK;
 }

@@ -89,12 +89,7 @@ uint32_t berth_parakeet_cuda_algorithm_count(void);
 
 /* norm.cu */
 void berth_parakeet_cuda_norm(struct berth_parakeet_device *device,
-                              const struct berth_parakeet_norm *norm, const void *in, void *out,
-                              uint64_t n, uint32_t hidden);
-void berth_parakeet_cuda_norm_twice(struct berth_parakeet_device *device,
-                                    const struct berth_parakeet_norm *first,
-                                    const struct berth_parakeet_norm *second, const void *in,
-                                    void *through, void *out, uint64_t n, uint32_t hidden);
+                              const struct berth_parakeet_norm_call *call);
 
 /* attention.cu */
 void berth_parakeet_cuda_attention(struct berth_parakeet_device *device,
@@ -151,6 +146,9 @@ enum berth_code berth_parakeet_cuda_weights_load(const char *device,
 /* cuda_check.c */
 enum berth_code berth_parakeet_cuda_check(const struct berth_parakeet_config *config,
                                           struct berth_err *err);
+enum berth_code berth_parakeet_cuda_narrow(const char *device,
+                                           const struct berth_parakeet_config *config,
+                                           struct berth_err *err);
 
 /* cuda_graphs.c */
 bool berth_parakeet_cuda_record(struct berth_parakeet_device *device, uint64_t key);

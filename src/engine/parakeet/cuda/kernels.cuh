@@ -1,7 +1,8 @@
 /* kernels.cuh - small device functions that the kernels of this folder share.
  *
- * Halves in 16-byte pieces, sums over a warp, and the two instructions by which a kernel overlaps
- * the one before it (programmatic dependent launch; compute capability 9.0 on, nothing before).
+ * Halves in 16-byte pieces, sums over a warp, numbers as e4m3, and the two instructions by which a
+ * kernel overlaps the one before it (programmatic dependent launch; compute capability 9.0 on,
+ * nothing before).
  */
 #ifndef BERTH_KERNELS_H
 #define BERTH_KERNELS_H
@@ -9,6 +10,7 @@
 #include <stdint.h>
 
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
 /* Waits until all kernels before this one have ended and their writes are seen. Every thread calls
@@ -77,6 +79,32 @@ static __device__ __forceinline__ bool fits_half(float x)
 static __device__ __forceinline__ float silu(float x)
 {
     return x * sigmoid(x);
+}
+
+static __device__ __forceinline__ float warp_max(float value)
+{
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1) {
+        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+    }
+    return value;
+}
+
+/* What a vector's numbers are divided by for e4m3, of their largest magnitude; 1 for zeros. If a
+ * number is none the quotient is none either, and if one is infinite the scale is. */
+static __device__ __forceinline__ float e4m3_scale(float largest)
+{
+    return largest > 0x1p-100f ? largest / 448.0f : 1.0f;
+}
+
+/* Four as e4m3, to the nearest (e4m3.h has the host's). */
+static __device__ __forceinline__ uint32_t pack_e4m3(const float *from, float inverse)
+{
+    const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(from[0] * inverse, from[1] * inverse),
+                                                  __NV_SATFINITE, __NV_E4M3);
+    const uint32_t high = __nv_cvt_float2_to_fp8x2(
+        make_float2(from[2] * inverse, from[3] * inverse), __NV_SATFINITE, __NV_E4M3);
+    return low | high << 16;
 }
 
 static __device__ __forceinline__ float warp_sum(float value)

@@ -1,20 +1,26 @@
-/* linear.c - matrix products by cublasLt: halves in, halves or the float32 stream out.
+/* linear.c - matrix products by cublasLt: halves or e4m3 in, halves or the float32 stream out.
  *
  * Row by row, out [n][out] = in [n][in] x weight [out][in]^T; cublasLt counts columns first, so it
  * is asked for out^T = weight x in^T, with sums in float32. Bias and ReLU are its epilogues, a
  * residual is its C (often D itself); SiLU, and the bias of the stream, are kernels of ours after.
+ * With e4m3 a vector and an output have a scale each. Hopper's cublasLt multiplies by both; where
+ * SiLU follows our kernel does, and the product is faster: it leaves halves of the bare sums,
+ * divided by what keeps the largest that there can be within a half.
  *
  * The algorithm of a product is chosen once in a process, for all devices' users alike (L7): the
  * heuristic's candidates are timed with weights that are not in the cache, as in a real pass, in a
  * graph on a stream (of the lowest priority) and in memory of their own, which works while the
  * device's stream is being captured, and beside another device's work. Candidates that split the
  * sum are only those that add their parts in a fixed order.
- * Rejected: the heuristic's first, up to 1.5 times slower for few rows; keeping choices in a file.
+ * Rejected: the heuristic's first, up to 1.5 times slower for few rows; keeping choices in a file;
+ * e4m3 summed faster but with 14 bits (FAST_ACCUM), an eighth of such products' time.
  */
 #include "engine/parakeet/cuda/linear.h"
 
 #include <float.h>
 #include <pthread.h>
+
+#include "engine/parakeet/e4m3.h"
 
 #define CHOICES_MAX 4096 /* a model has 9 a bucket: 423 with windows of 32 s, at most 585 */
 #define CANDIDATES_MAX 12
@@ -22,6 +28,13 @@
 #define TIMINGS 3
 #define TARGET_FLOPS 1.2e11 /* of one timing: enough to be measured, not more */
 #define ALIGNMENT 16u
+#define SMALL_FLOAT 0x3C /* bytes of it are a float of about a hundredth */
+
+enum operands {
+    HALVES,
+    SCALED, /* e4m3, with both scales in the product */
+    BARE    /* e4m3, their sums alone */
+};
 
 /* What an algorithm is chosen for. */
 struct linear_key {
@@ -29,6 +42,7 @@ struct linear_key {
     uint32_t in, out;
     int ordinal;
     uint32_t epilogue;
+    enum operands operands;
     bool residual, stream;
 };
 
@@ -51,31 +65,40 @@ struct linear_product {
     cublasLtMatrixLayout_t weight, in, out;
 };
 
+/* Vectors that a product reads through its description; NULL: it does not. */
+struct linear_vectors {
+    const void *bias, *weight_scale, *in_scale;
+};
+
 /* Where candidates are timed. */
 struct linear_bench {
     cudaStream_t stream;
     cudaEvent_t begin, end;
-    char *memory; /* workspace, input, output, copies of weights */
+    char *memory; /* workspace, vectors, input, output, copies of weights */
     char *in, *out, *weights;
     size_t weight_bytes;
     uint32_t copies, repeats;
 };
 
 static bool bias_joins(const struct berth_parakeet_linear_call *call);
+static enum operands operands_of(const struct berth_parakeet_linear_call *call);
+static float sum_factor(uint32_t in);
+static cublasStatus_t vectors_set(struct linear_product *product,
+                                  const struct linear_vectors *vectors);
 static cublasStatus_t product_make(const struct berth_parakeet_device *device,
                                    const struct berth_parakeet_linear_call *call,
                                    struct linear_product *out);
 static void product_finish(struct linear_product *product);
-static bool choose(struct berth_parakeet_device *device, const struct linear_product *product,
+static bool choose(struct berth_parakeet_device *device, struct linear_product *product,
                    cublasLtMatmulAlgo_t *out);
 static bool choice_find(const struct linear_key *key, cublasLtMatmulAlgo_t *out);
 static void choice_keep(const struct linear_key *key, cublasLtMatmulAlgo_t *algorithm);
 static cublasStatus_t candidates_ask(struct berth_parakeet_device *device,
                                      const struct linear_product *product,
                                      cublasLtMatmulHeuristicResult_t *results, int *count);
-static int fastest(struct berth_parakeet_device *device, const struct linear_product *product,
+static int fastest(struct berth_parakeet_device *device, struct linear_product *product,
                    const cublasLtMatmulHeuristicResult_t *results, int count);
-static bool bench_make(struct berth_parakeet_device *device, const struct linear_product *product,
+static bool bench_make(struct berth_parakeet_device *device, struct linear_product *product,
                        struct linear_bench *bench);
 static void bench_finish(struct linear_bench *bench);
 static float bench_time(struct berth_parakeet_device *device, const struct linear_product *product,
@@ -90,9 +113,11 @@ void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
     if (call->n == 0) {
         return;
     }
-    if (linear->in % 8 != 0 || ((uintptr_t)call->in | (uintptr_t)linear->weight |
-                                (uintptr_t)call->out | (uintptr_t)call->residual) %
-                                       ALIGNMENT != 0) {
+    const enum operands operands = operands_of(call);
+    const struct linear_vectors vectors = {linear->bias, linear->scale, call->in_scale};
+    if (linear->in % (operands == HALVES ? 8 : 16) != 0 ||
+        ((uintptr_t)call->in | (uintptr_t)linear->weight | (uintptr_t)call->out |
+         (uintptr_t)call->residual) % ALIGNMENT != 0) {
         berth_parakeet_cuda_refuse(device, "linear: 16-byte rows are needed, not of",
                                    (long)linear->in);
         return;
@@ -102,16 +127,24 @@ void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
         berth_parakeet_cuda_refuse(device, "linear: describing a product: cublasLt status",
                                    (long)status);
     } else if (choose(device, &product, &algorithm)) {
-        status = cublasLtMatmul(device->blas, product.desc, &product.alpha, linear->weight,
-                                product.weight, call->in, product.in, &product.beta,
-                                call->residual != NULL ? call->residual : call->out, product.out,
-                                call->out, product.out, &algorithm, device->workspace,
-                                BERTH_PARAKEET_CUDA_WORKSPACE_BYTES, device->stream);
+        status = vectors_set(&product, &vectors);
+        if (status == CUBLAS_STATUS_SUCCESS) {
+            status = cublasLtMatmul(device->blas, product.desc, &product.alpha, linear->weight,
+                                    product.weight, call->in, product.in, &product.beta,
+                                    call->residual != NULL ? call->residual : call->out,
+                                    product.out, call->out, product.out, &algorithm,
+                                    device->workspace, BERTH_PARAKEET_CUDA_WORKSPACE_BYTES,
+                                    device->stream);
+        }
         if (status != CUBLAS_STATUS_SUCCESS) {
             berth_parakeet_cuda_refuse(device, "linear: cublasLt status", (long)status);
         }
     }
     product_finish(&product);
+    if (operands == BARE) {
+        berth_parakeet_cuda_silu_narrow(device, call, sum_factor(linear->in));
+        return;
+    }
     if (linear->bias != NULL && !bias_joins(call)) {
         berth_parakeet_cuda_bias(device, call);
     }
@@ -125,7 +158,7 @@ bool berth_parakeet_cuda_prepare(struct berth_parakeet_device *device,
 {
     struct linear_product product = {.behind = true};
     cublasLtMatmulAlgo_t algorithm;
-    if (call->n == 0 || call->linear->in % 8 != 0) {
+    if (call->n == 0 || call->linear->in % (operands_of(call) == HALVES ? 8 : 16) != 0) {
         return false;
     }
     (void)cudaSetDevice(device->ordinal);
@@ -146,7 +179,25 @@ uint32_t berth_parakeet_cuda_algorithm_count(void)
 /* Whether the bias is the epilogue's: that scales before it, and takes one of the output's type. */
 static bool bias_joins(const struct berth_parakeet_linear_call *call)
 {
-    return call->scale == 1.0f && !call->stream;
+    return call->scale == 1.0f && !call->stream && operands_of(call) != BARE;
+}
+
+static enum operands operands_of(const struct berth_parakeet_linear_call *call)
+{
+    if (call->linear->scale == NULL) {
+        return HALVES;
+    }
+    return call->activation == BERTH_PARAKEET_SILU ? BARE : SCALED;
+}
+
+/* A power of two by which sums of so many products of e4m3 fit a half, whatever they are. */
+static float sum_factor(uint32_t in)
+{
+    float factor = 1.0f;
+    while (BERTH_E4M3_MAX * BERTH_E4M3_MAX * (float)in > 65504.0f * factor) {
+        factor *= 2.0f;
+    }
+    return factor;
 }
 
 static cublasStatus_t layout_make(cublasLtMatrixLayout_t *out, cudaDataType_t type, uint64_t rows,
@@ -168,6 +219,10 @@ static cublasStatus_t product_make(const struct berth_parakeet_device *device,
     const struct berth_parakeet_linear *linear = call->linear;
     const cublasOperation_t turned = CUBLAS_OP_T;
     const cudaDataType_t out_type = call->stream ? CUDA_R_32F : CUDA_R_16F;
+    const struct linear_vectors vectors = {linear->bias, linear->scale, call->in_scale};
+    const enum operands operands = operands_of(call);
+    const cudaDataType_t in_type = operands == HALVES ? CUDA_R_16F : CUDA_R_8F_E4M3;
+    const cublasLtMatmulMatrixScale_t outer = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
     const bool bias = linear->bias != NULL && bias_joins(call);
     cublasLtEpilogue_t epilogue = bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     if (call->activation == BERTH_PARAKEET_RELU) {
@@ -178,9 +233,10 @@ static cublasStatus_t product_make(const struct berth_parakeet_device *device,
                                    .out = linear->out,
                                    .ordinal = device->ordinal,
                                    .epilogue = (uint32_t)epilogue,
+                                   .operands = operands,
                                    .residual = call->residual != NULL,
                                    .stream = call->stream};
-    out->alpha = call->scale;
+    out->alpha = operands == BARE ? 1.0f / sum_factor(linear->in) : call->scale;
     out->beta = call->residual != NULL ? 1.0f : 0.0f;
     cublasStatus_t status = cublasLtMatmulDescCreate(&out->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (status == CUBLAS_STATUS_SUCCESS) {
@@ -189,18 +245,44 @@ static cublasStatus_t product_make(const struct berth_parakeet_device *device,
     if (status == CUBLAS_STATUS_SUCCESS) {
         status = attribute(out->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue));
     }
-    if (status == CUBLAS_STATUS_SUCCESS && bias) {
-        status = attribute(out->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &linear->bias,
-                           sizeof(linear->bias));
+    if (status == CUBLAS_STATUS_SUCCESS && operands == SCALED) {
+        status = attribute(out->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &outer, sizeof(outer));
+    }
+    if (status == CUBLAS_STATUS_SUCCESS && operands == SCALED) {
+        status = attribute(out->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &outer, sizeof(outer));
     }
     if (status == CUBLAS_STATUS_SUCCESS) {
-        status = layout_make(&out->weight, CUDA_R_16F, linear->in, linear->out);
+        status = vectors_set(out, &vectors);
     }
     if (status == CUBLAS_STATUS_SUCCESS) {
-        status = layout_make(&out->in, CUDA_R_16F, linear->in, call->n);
+        status = layout_make(&out->weight, in_type, linear->in, linear->out);
+    }
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        status = layout_make(&out->in, in_type, linear->in, call->n);
     }
     if (status == CUBLAS_STATUS_SUCCESS) {
         status = layout_make(&out->out, out_type, linear->out, call->n);
+    }
+    return status;
+}
+
+/* Of these the product takes what its kind reads. */
+static cublasStatus_t vectors_set(struct linear_product *product,
+                                  const struct linear_vectors *vectors)
+{
+    const uint32_t biased = CUBLASLT_EPILOGUE_BIAS;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    if ((product->key.epilogue & biased) == biased) {
+        status = attribute(product->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vectors->bias,
+                           sizeof(vectors->bias));
+    }
+    if (status == CUBLAS_STATUS_SUCCESS && product->key.operands == SCALED) {
+        status = attribute(product->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+                           &vectors->weight_scale, sizeof(vectors->weight_scale));
+    }
+    if (status == CUBLAS_STATUS_SUCCESS && product->key.operands == SCALED) {
+        status = attribute(product->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &vectors->in_scale,
+                           sizeof(vectors->in_scale));
     }
     return status;
 }
@@ -224,7 +306,8 @@ static void product_finish(struct linear_product *product)
 static bool keys_equal(const struct linear_key *a, const struct linear_key *b)
 {
     return a->n == b->n && a->in == b->in && a->out == b->out && a->ordinal == b->ordinal &&
-           a->epilogue == b->epilogue && a->residual == b->residual && a->stream == b->stream;
+           a->epilogue == b->epilogue && a->operands == b->operands &&
+           a->residual == b->residual && a->stream == b->stream;
 }
 
 static bool choice_find(const struct linear_key *key, cublasLtMatmulAlgo_t *out)
@@ -260,7 +343,7 @@ static void choice_keep(const struct linear_key *key, cublasLtMatmulAlgo_t *algo
     pthread_mutex_unlock(&choices_mu);
 }
 
-static bool choose(struct berth_parakeet_device *device, const struct linear_product *product,
+static bool choose(struct berth_parakeet_device *device, struct linear_product *product,
                    cublasLtMatmulAlgo_t *out)
 {
     cublasLtMatmulHeuristicResult_t results[CANDIDATES_MAX];
@@ -330,7 +413,7 @@ static cublasStatus_t candidates_ask(struct berth_parakeet_device *device,
 }
 
 /* Index of the fastest; the heuristic's order where times are within 2 %. -1: none was timed. */
-static int fastest(struct berth_parakeet_device *device, const struct linear_product *product,
+static int fastest(struct berth_parakeet_device *device, struct linear_product *product,
                    const cublasLtMatmulHeuristicResult_t *results, int count)
 {
     struct linear_bench bench = {0};
@@ -355,20 +438,24 @@ static size_t round_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-static bool bench_make(struct berth_parakeet_device *device, const struct linear_product *product,
+/* Afterwards the product's vectors are the bench's: a model's may be gone when this is behind. */
+static bool bench_make(struct berth_parakeet_device *device, struct linear_product *product,
                        struct linear_bench *bench)
 {
     const struct linear_key *key = &product->key;
     const double flops = 2.0 * (double)key->n * key->in * key->out;
     const double repeats = TARGET_FLOPS / flops;
     const size_t workspace = BERTH_PARAKEET_CUDA_WORKSPACE_BYTES;
-    const size_t in_bytes = round_up(key->n * key->in * 2);
+    const size_t operand = key->operands == HALVES ? 2 : 1;
+    const size_t vector_bytes = round_up((key->n + key->out) * sizeof(float));
+    const size_t in_bytes = round_up(key->n * key->in * operand);
     const size_t out_bytes = round_up(key->n * key->out * (key->stream ? 4 : 2));
     bench->repeats = repeats < 3 ? 3 : repeats > REPEATS_MAX ? REPEATS_MAX : (uint32_t)repeats;
-    bench->weight_bytes = round_up((size_t)key->in * key->out * 2);
+    bench->weight_bytes = round_up((size_t)key->in * key->out * operand);
     const uint64_t copies = 2 * (uint64_t)device->l2_bytes / bench->weight_bytes + 1;
     bench->copies = copies < bench->repeats ? (uint32_t)copies : bench->repeats;
-    const size_t bytes = workspace + in_bytes + out_bytes + bench->copies * bench->weight_bytes;
+    const size_t bytes =
+        workspace + vector_bytes + in_bytes + out_bytes + bench->copies * bench->weight_bytes;
     size_t free_bytes = 0, total_bytes = 0;
     int lowest = 0, highest = 0;
     if (product->behind && (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess ||
@@ -383,10 +470,15 @@ static bool bench_make(struct berth_parakeet_device *device, const struct linear
         cudaMallocAsync((void **)&bench->memory, bytes, bench->stream) != cudaSuccess) {
         return false;
     }
-    bench->in = bench->memory + workspace;
+    char *vectors = bench->memory + workspace;
+    const struct linear_vectors own = {vectors, vectors, vectors + key->out * sizeof(float)};
+    bench->in = vectors + vector_bytes;
     bench->out = bench->in + in_bytes;
     bench->weights = bench->out + out_bytes;
-    return berth_parakeet_cuda_noise(bench->in, bytes - workspace, 1, bench->stream) == cudaSuccess;
+    return vectors_set(product, &own) == CUBLAS_STATUS_SUCCESS &&
+           cudaMemsetAsync(vectors, SMALL_FLOAT, vector_bytes, bench->stream) == cudaSuccess &&
+           berth_parakeet_cuda_noise(bench->in, bytes - workspace - vector_bytes,
+                                     key->operands != HALVES, bench->stream) == cudaSuccess;
 }
 
 static void bench_finish(struct linear_bench *bench)

@@ -1,9 +1,10 @@
 /* norm.cu - layer norm over the last dimension, once or twice in one pass over memory.
  *
- * The stream is float32, four in a load; what a module reads is halves, four in a store. Mean and
- * variance are float32, in two passes over registers: a vector is read once and kept. A vector has
- * a block of four warps, or one warp where it is short. Rejected: a warp for one of 1024, many of
- * which a block then has: a quarter slower at 8000 vectors, half at 2000 (H200).
+ * The stream is float32, four in a load; what a module reads is halves or e4m3, four in a store,
+ * and for e4m3 a scale, of the vector's largest magnitude. Mean and variance are float32, in two
+ * passes over registers: a vector is read once and kept. It has a block of four warps, or one warp
+ * where it is short. Rejected: a warp for one of 1024, many of which a block then has: a quarter
+ * slower at 8000 vectors, half at 2000 (H200).
  */
 #include "engine/parakeet/cuda/cuda_device.h"
 #include "engine/parakeet/cuda/kernels.cuh"
@@ -16,7 +17,8 @@
 struct norm_args {
     const float4 *in; /* [n][pieces] */
     float4 *through;  /* the first norm's; NULL: there is one norm only */
-    uint2 *out;       /* the last norm's, four halves a piece */
+    void *out;        /* the last norm's: four halves a piece, or four e4m3 */
+    float *out_scale; /* [n]; NULL: halves */
     const float *gamma, *beta;               /* of the first norm */
     const float *second_gamma, *second_beta; /* NULL: there is one norm only */
     uint32_t n, pieces;
@@ -145,15 +147,53 @@ static __device__ __forceinline__ void halves_store(const float values[PIECES][4
     }
 }
 
+/* The largest magnitude is the vector's, so that one barrier more is needed. */
+template <int WARPS, int PIECES>
+static __device__ __forceinline__ void e4m3_store(const float values[PIECES][4], uint32_t *to,
+                                                  float *scale_to, uint32_t pieces, float *row)
+{
+    const uint32_t thread = threadIdx.x % (WARPS * 32);
+    float largest = 0.0f;
+#pragma unroll
+    for (int at = 0; at < PIECES; at++) {
+#pragma unroll
+        for (int e = 0; e < 4 && thread + at * WARPS * 32 < pieces; e++) {
+            largest = fmaxf(largest, fabsf(values[at][e]));
+        }
+    }
+    largest = warp_max(largest);
+    if (WARPS > 1) {
+        if ((threadIdx.x & 31) == 0) {
+            row[threadIdx.x >> 5] = largest;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            largest = fmaxf(largest, row[w]);
+        }
+    }
+    const float scale = e4m3_scale(largest);
+#pragma unroll
+    for (int at = 0; at < PIECES; at++) {
+        const uint32_t piece = thread + at * WARPS * 32;
+        if (piece < pieces) {
+            to[piece] = pack_e4m3(values[at], 1.0f / scale);
+        }
+    }
+    if (thread == 0) {
+        *scale_to = scale;
+    }
+}
+
 /* in [n][4 pieces] -> out, and through when there are two norms. 128 threads a block, WARPS of its
- * warps a vector. Moves 4 bytes an element in and 2 (6) out. CPU twin: norm, norm_twice of cpu.c.
+ * warps a vector. Moves 4 bytes an element in and 2 (6) out; e4m3: 1 (5). CPU twin: norm of cpu.c.
  * With two pieces a thread, gamma and beta are on their way before the kernel before this one has
  * ended; with more, registers are for more blocks at once. */
 template <int WARPS, int PIECES>
 static __global__ void __launch_bounds__(NORM_THREADS, PIECES <= NORM_HELD ? 8 : 5)
     norm_kernel(const __grid_constant__ struct norm_args args)
 {
-    __shared__ float shared[4][WARPS];
+    __shared__ float shared[5][WARPS];
     const uint32_t vector = blockIdx.x * (NORM_THREADS / 32 / WARPS) + threadIdx.x / (WARPS * 32);
     const uint32_t thread = threadIdx.x % (WARPS * 32);
     const bool twice = args.through != nullptr;
@@ -193,7 +233,12 @@ static __global__ void __launch_bounds__(NORM_THREADS, PIECES <= NORM_HELD ? 8 :
         factor = centre<WARPS, PIECES>(values, args.pieces, shared[2]);
         apply<WARPS, PIECES>(values, factor, &second, args.pieces);
     }
-    halves_store<WARPS, PIECES>(values, args.out + start, args.pieces);
+    if (args.out_scale != nullptr) {
+        e4m3_store<WARPS, PIECES>(values, (uint32_t *)args.out + start, args.out_scale + vector,
+                                  args.pieces, shared[4]);
+    } else {
+        halves_store<WARPS, PIECES>(values, (uint2 *)args.out + start, args.pieces);
+    }
 }
 
 template <int WARPS, int PIECES>
@@ -209,50 +254,32 @@ static void launch(struct berth_parakeet_device *device, struct norm_args *args)
     berth_parakeet_cuda_run(device, &launch, arguments);
 }
 
-static void run(struct berth_parakeet_device *device, struct norm_args *args, uint64_t n,
-                uint32_t hidden)
+void berth_parakeet_cuda_norm(struct berth_parakeet_device *device,
+                              const struct berth_parakeet_norm_call *call)
 {
-    if (hidden % 8 != 0 || hidden > NORM_HIDDEN_MAX || n > UINT32_MAX / 2) {
+    const uint32_t hidden = call->hidden;
+    struct norm_args args = {};
+    if (hidden % 8 != 0 || hidden > NORM_HIDDEN_MAX || call->n > UINT32_MAX / 2) {
         berth_parakeet_cuda_refuse(device, "norm: no kernel for a width of", (long)hidden);
         return;
     }
-    args->n = (uint32_t)n;
-    args->pieces = hidden / 4;
-    if (hidden <= 256) {
-        launch<1, 2>(device, args);
-    } else if (hidden <= 1024) {
-        launch<4, 2>(device, args);
-    } else {
-        launch<4, 8>(device, args);
+    args.in = (const float4 *)call->in;
+    args.out = call->out;
+    args.out_scale = call->out_scale;
+    args.gamma = call->norm->gamma;
+    args.beta = call->norm->beta;
+    if (call->second != NULL) {
+        args.through = (float4 *)call->through;
+        args.second_gamma = call->second->gamma;
+        args.second_beta = call->second->beta;
     }
-}
-
-/* lib-shaped */
-void berth_parakeet_cuda_norm(struct berth_parakeet_device *device,
-                              const struct berth_parakeet_norm *norm, const void *in, void *out,
-                              uint64_t n, uint32_t hidden)
-{
-    struct norm_args args = {};
-    args.in = (const float4 *)in;
-    args.out = (uint2 *)out;
-    args.gamma = norm->gamma;
-    args.beta = norm->beta;
-    run(device, &args, n, hidden);
-}
-
-/* lib-shaped */
-void berth_parakeet_cuda_norm_twice(struct berth_parakeet_device *device,
-                                    const struct berth_parakeet_norm *first,
-                                    const struct berth_parakeet_norm *second, const void *in,
-                                    void *through, void *out, uint64_t n, uint32_t hidden)
-{
-    struct norm_args args = {};
-    args.in = (const float4 *)in;
-    args.through = (float4 *)through;
-    args.out = (uint2 *)out;
-    args.gamma = first->gamma;
-    args.beta = first->beta;
-    args.second_gamma = second->gamma;
-    args.second_beta = second->beta;
-    run(device, &args, n, hidden);
+    args.n = (uint32_t)call->n;
+    args.pieces = hidden / 4;
+    if (hidden <= 256) {
+        launch<1, 2>(device, &args);
+    } else if (hidden <= 1024) {
+        launch<4, 2>(device, &args);
+    } else {
+        launch<4, 8>(device, &args);
+    }
 }
