@@ -31,6 +31,7 @@ static const char *folder_of(const struct head *head)
     if (folder == NULL) {
         fail_msg("BERTH_HEADS names no folder: run this by meson test, or make the folders by "
                  "tests/models/parakeet-nano-heads/make_folders.py");
+        return NULL;
     }
     snprintf(path, sizeof(path), "%s/%s", folder, head->folder);
     return path;
