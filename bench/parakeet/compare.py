@@ -11,6 +11,8 @@ state, in float32, and from PyTorch's bf16 output in the same way. The noise is 
 of what the latter moves a logit; where the float32 logits' best two lie further apart than that, the
 best must be the same on 98 % of the steps.
 --golden: tests/models/parakeet-nano-en, whose golden/ says what the reference made of 12 recordings.
+--precision fp8: the same numbers, of which nothing is wanted: what fp8 has to keep is the words
+(words.py).
 
 Prints one line a check, writes DIR/compare.json, exits with 1 if a check failed.
 """
@@ -30,6 +32,9 @@ CHECKS, FACTS = [], {}
 
 
 def check(name, value, wanted, ok):
+    if FACTS["precision"] == "fp8":
+        note(name, f"{value} (of fp16 wanted: {wanted})")
+        return
     CHECKS.append({"check": name, "value": value, "wanted": wanted, "ok": bool(ok)})
     print(f"{'ok    ' if ok else 'FAILED'} {name}: {value} (wanted {wanted})", flush=True)
 
@@ -199,6 +204,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--precision", default="fp16", choices=("fp16", "fp8"))
     options = parser.parse_args()
+    FACTS["precision"] = options.precision
     # Else "float32" means tf32 in some of PyTorch's operations.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -211,7 +217,7 @@ def main():
     (out / "compare.json").write_text(json.dumps({"checks": CHECKS, "facts": FACTS}, indent=1))
     failed = sum(not entry["ok"] for entry in CHECKS)
     print(f"compare: {len(CHECKS)} checks, {failed} failed")
-    return 1 if failed or not CHECKS else 0
+    return 1 if failed or not (CHECKS or options.precision == "fp8") else 0
 
 
 if __name__ == "__main__":
