@@ -1,9 +1,10 @@
 /* process_worker.c - the worker whose work is done by a process of its own (host.c).
  *
  * The controller's messages go to one I/O thread over a queue; it owns the socket and all that is
- * known of the child. It sends a message in pieces (the head, then each row) as far as the socket
- * takes them, and never waits for the child. DESCRIBE only reads files and is done here, by a
- * thread that is made for the first of them, so that a spec need not travel back.
+ * known of the child. It sends as far as the socket takes it (process_send.c), judges what comes
+ * back (process_answers.c), looks for hangs (process_watch.c), and never waits for the child.
+ * DESCRIBE only reads files and is done here, by a thread that is made for the first of them, so
+ * that a spec need not travel back.
  *
  * A child that ends, misbehaves or hangs is killed and reaped; then all it had comes home as
  * UNAVAILABLE, the controller is told that what was loaded is gone (P4), and another one is
@@ -17,7 +18,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -31,8 +31,6 @@
 #define SOCKET_BYTES (512 * 1024)     /* a few whole messages, whatever the machine's default */
 #define REAP_NS (10 * BERTH_NS_PER_MS)    /* how often a child that ends is looked at */
 #define REAP_NS_MAX (2 * BERTH_NS_PER_S)  /* then its messages go home all the same */
-#define HANG_NS_DEFAULT (30 * BERTH_NS_PER_S)
-#define HANG_NS_CLOSING (5 * BERTH_NS_PER_S) /* once the server ends */
 #define HANG_LOOK_NS BERTH_NS_PER_S
 
 static void send(struct berth_worker *base, struct berth_worker_msg *msg);
@@ -47,29 +45,11 @@ static void drop_unwanted(struct berth_process_worker *worker);
 static void tick(struct berth_process_worker *worker, uint64_t now_ns);
 static void start_child(struct berth_process_worker *worker, uint64_t now_ns);
 static void put_hello(struct berth_process_worker *worker);
-static void lose(struct berth_process_worker *worker, const char *why);
 static void fail_under_way(struct berth_process_worker *worker, const char *ending, bool all);
-static void look_for_hangs(struct berth_process_worker *worker, uint64_t now_ns);
-static bool hangs(const struct berth_process_worker *worker, struct berth_flight *flight,
-                  uint64_t now_ns);
 static void read_child(struct berth_process_worker *worker);
 static bool take_ready(struct berth_process_worker *worker, uint64_t now_ns);
-static void pump(struct berth_process_worker *worker);
-static bool send_now(struct berth_process_worker *worker);
-static bool send_release(struct berth_process_worker *worker);
-static bool send_piece(struct berth_process_worker *worker);
-static bool send_head(struct berth_process_worker *worker, struct berth_flight *flight);
-static bool send_load(struct berth_process_worker *worker, struct berth_flight *flight);
-static void drop_slots(struct berth_flight *flight);
-static bool send_row(struct berth_process_worker *worker, struct berth_flight *flight);
-static bool send_cancels(struct berth_process_worker *worker);
-static bool send_cancels_of(struct berth_process_worker *worker, struct berth_flight *flight);
-static bool send_slot_cancels(struct berth_process_worker *worker, struct berth_remote *remote);
-static bool send_cancel(struct berth_process_worker *worker, uint64_t token);
-static bool is_unwanted(const struct berth_flight *flight);
 static void wait_for_work(struct berth_process_worker *worker, uint64_t now_ns);
 static int wait_ms(const struct berth_process_worker *worker, uint64_t now_ns);
-static void watch_socket(struct berth_process_worker *worker, int operation, bool out);
 static bool is_empty(const struct berth_process_worker *worker);
 
 static const struct berth_worker_ops process_ops = {
@@ -178,7 +158,7 @@ static void *io_main(void *argument)
         if (atomic_load(&worker->cancels)) {
             drop_unwanted(worker);
         }
-        pump(worker);
+        berth_process_pump(worker);
         if (atomic_load(&worker->stop) && is_empty(worker)) {
             if (worker->child.state == BERTH_CHILD_DOWN) {
                 return NULL;
@@ -290,6 +270,7 @@ static void tick(struct berth_process_worker *worker, uint64_t now_ns)
 {
     struct berth_child *child = &worker->child;
     char text[sizeof(child->ending) + 40];
+    const char *why = NULL;
     switch (child->state) {
     case BERTH_CHILD_DOWN:
         if (!atomic_load(&worker->stop) && now_ns >= child->t_start_ns) {
@@ -302,12 +283,15 @@ static void tick(struct berth_process_worker *worker, uint64_t now_ns)
         uint64_t start_ns_max = worker->options.start_ns_max;
         start_ns_max = start_ns_max == 0 ? START_NS_DEFAULT : start_ns_max;
         if (now_ns - child->t_state_ns > start_ns_max) {
-            lose(worker, "does not become ready");
+            berth_process_lose(worker, "does not become ready");
         }
         break;
     }
     case BERTH_CHILD_UP:
-        look_for_hangs(worker, now_ns);
+        why = berth_process_hang(worker, now_ns);
+        if (why != NULL) {
+            berth_process_lose(worker, why);
+        }
         break;
     case BERTH_CHILD_LEAVING:
     case BERTH_CHILD_DYING:
@@ -343,10 +327,10 @@ static void start_child(struct berth_process_worker *worker, uint64_t now_ns)
         fail_under_way(worker, err.msg, true);
         return;
     }
-    watch_socket(worker, EPOLL_CTL_ADD, false);
+    berth_process_watch(worker, EPOLL_CTL_ADD, false);
     put_hello(worker);
     if (berth_wire_send(worker->child.fd, &worker->writer, false) != BERTH_WIRE_OK) {
-        lose(worker, "takes no message");
+        berth_process_lose(worker, "takes no message");
     }
 }
 
@@ -369,7 +353,7 @@ static void put_hello(struct berth_process_worker *worker)
 }
 
 /* The child is given up; what it had goes home when it is known how it ended. */
-static void lose(struct berth_process_worker *worker, const char *why)
+void berth_process_lose(struct berth_process_worker *worker, const char *why)
 {
     if (worker->child.state == BERTH_CHILD_DYING) {
         return;
@@ -413,62 +397,6 @@ static void fail_under_way(struct berth_process_worker *worker, const char *endi
     }
 }
 
-/* A run ends soon after its last row is cancelled (E4); one that does not never will. Nor will one
- * that the child does not take from its socket. */
-static void look_for_hangs(struct berth_process_worker *worker, uint64_t now_ns)
-{
-    bool any = false;
-    BERTH_LIST_EACH(link, &worker->sent) {
-        any = hangs(worker, BERTH_CONTAINER_OF(link, struct berth_flight, link), now_ns) || any;
-    }
-    BERTH_LIST_EACH(link, &worker->outbox) {
-        any = hangs(worker, BERTH_CONTAINER_OF(link, struct berth_flight, link), now_ns) || any;
-    }
-    if (any) {
-        lose(worker, "hangs");
-    }
-}
-
-static bool hangs(const struct berth_process_worker *worker, struct berth_flight *flight,
-                  uint64_t now_ns)
-{
-    uint64_t hang_ns_max = worker->options.hang_ns_max;
-    hang_ns_max = hang_ns_max == 0 ? HANG_NS_DEFAULT : hang_ns_max;
-    bool closing = atomic_load(&worker->base.closing);
-    if (closing && hang_ns_max > HANG_NS_CLOSING) {
-        hang_ns_max = HANG_NS_CLOSING;
-    }
-    if (flight->t_unwanted_ns == 0 && (closing || is_unwanted(flight))) {
-        flight->t_unwanted_ns = now_ns;
-    }
-    return flight->t_unwanted_ns != 0 && now_ns - flight->t_unwanted_ns > hang_ns_max;
-}
-
-static bool is_unwanted(const struct berth_flight *flight)
-{
-    bool any = false;
-    if (flight->kind != BERTH_WORKER_RUN && flight->kind != BERTH_WORKER_STEP) {
-        return false;
-    }
-    for (size_t i = 0; i < flight->msg->batch.row_count; i++) {
-        const struct berth_request *request = flight->msg->batch.rows[i].request;
-        any = true;
-        if (!atomic_load_explicit(&request->cancelled, memory_order_relaxed)) {
-            return false;
-        }
-    }
-    const struct berth_remote_slot *slots =
-        berth_remote_slots(flight->remote, flight->msg->instance);
-    for (uint32_t i = 0; slots != NULL && i < flight->remote->slot_count; i++) {
-        any = any || slots[i].request != NULL;
-        if (slots[i].request != NULL &&
-            !atomic_load_explicit(&slots[i].request->cancelled, memory_order_relaxed)) {
-            return false;
-        }
-    }
-    return any;
-}
-
 static void read_child(struct berth_process_worker *worker)
 {
     struct berth_err err = {0};
@@ -480,8 +408,9 @@ static void read_child(struct berth_process_worker *worker)
             return;
         }
         if (got == BERTH_WIRE_ENDED) {
-            lose(worker, worker->child.state == BERTH_CHILD_STARTING ? "does not start"
-                                                                     : "has ended");
+            berth_process_lose(worker, worker->child.state == BERTH_CHILD_STARTING
+                                           ? "does not start"
+                                           : "has ended");
             return;
         }
         bool good = got == BERTH_WIRE_OK;
@@ -492,7 +421,8 @@ static void read_child(struct berth_process_worker *worker)
         }
         berth_wire_close(&worker->message);
         if (!good) {
-            lose(worker, err.code == BERTH_OK ? "sent no message of this protocol" : err.msg);
+            berth_process_lose(worker, err.code == BERTH_OK ? "sent no message of this protocol"
+                                                            : err.msg);
         }
     }
 }
@@ -515,251 +445,6 @@ static bool take_ready(struct berth_process_worker *worker, uint64_t now_ns)
     return true;
 }
 
-/* Sends what can be sent. Each sender returns whether it sent something. */
-static void pump(struct berth_process_worker *worker)
-{
-    if (worker->child.state != BERTH_CHILD_UP || worker->wants_out) {
-        return;
-    }
-    while (send_cancels(worker) || send_release(worker) || send_piece(worker)) {
-    }
-}
-
-static bool send_now(struct berth_process_worker *worker)
-{
-    if (worker->child.fd < 0 || worker->wants_out) {
-        return false;
-    }
-    enum berth_wire_result result =
-        berth_wire_send(worker->child.fd, &worker->writer, false);
-    if (result == BERTH_WIRE_AGAIN) {
-        watch_socket(worker, EPOLL_CTL_MOD, true);
-    } else if (result != BERTH_WIRE_OK) {
-        lose(worker, "has ended");
-    }
-    return result == BERTH_WIRE_OK;
-}
-
-static bool send_release(struct berth_process_worker *worker)
-{
-    if (berth_list_empty(&worker->releases)) {
-        return false;
-    }
-    struct berth_flight *flight =
-        BERTH_CONTAINER_OF(worker->releases.next, struct berth_flight, link);
-    berth_wire_begin(&worker->writer, BERTH_WIRE_RELEASE, flight->id);
-    if (!send_now(worker)) {
-        return false;
-    }
-    berth_flight_destroy(flight);
-    return true;
-}
-
-static bool send_piece(struct berth_process_worker *worker)
-{
-    if (berth_list_empty(&worker->outbox)) {
-        return false;
-    }
-    struct berth_flight *flight =
-        BERTH_CONTAINER_OF(worker->outbox.next, struct berth_flight, link);
-    bool sent = flight->pieces_sent == 0 ? send_head(worker, flight) : send_row(worker, flight);
-    if (!sent) {
-        return false;
-    }
-    flight->pieces_sent++;
-    if (flight->pieces_sent == flight->pieces) {
-        berth_list_remove(&flight->link);
-        berth_list_append(&worker->sent, &flight->link);
-    }
-    return true;
-}
-
-static bool send_head(struct berth_process_worker *worker, struct berth_flight *flight)
-{
-    struct berth_wire_writer *writer = &worker->writer;
-    struct berth_worker_msg *msg = flight->msg;
-    bool steps = flight->kind == BERTH_WORKER_STEP;
-    if (flight->kind == BERTH_WORKER_LOAD) {
-        return send_load(worker, flight);
-    }
-    berth_wire_begin(writer, flight->kind == BERTH_WORKER_UNLOAD ? BERTH_WIRE_UNLOAD
-                             : steps                             ? BERTH_WIRE_STEP
-                                                                 : BERTH_WIRE_RUN, flight->id);
-    berth_wire_put_u64(writer, flight->remote->load_id);
-    if (flight->kind != BERTH_WORKER_UNLOAD) {
-        berth_wire_put_u32(writer, msg->instance);
-        berth_wire_put_u32(writer, (uint32_t)msg->batch.row_count);
-    }
-    if (steps) {
-        msg->step->event_count = 0;
-        berth_wire_put_u64(writer, msg->budget_ns);
-        berth_wire_put_u32(writer, (uint32_t)msg->drop_count);
-        for (size_t i = 0; i < msg->drop_count; i++) {
-            berth_wire_put_u32(writer, msg->drops[i]);
-        }
-    }
-    if (!send_now(worker)) {
-        return false;
-    }
-    if (steps) {
-        drop_slots(flight);
-    }
-    return true;
-}
-
-/* The config goes as JSON in shared memory of its own, so that the process reads the model as the
- * server did, also where the load API has given another one than the folder's. */
-static bool send_load(struct berth_process_worker *worker, struct berth_flight *flight)
-{
-    const struct berth_model_spec *spec = flight->msg->spec;
-    struct berth_wire_writer *writer = &worker->writer;
-    const char *config = spec->config_json == NULL ? "{}" : spec->config_json;
-    size_t length = strlen(config);
-    int fd = memfd_create("berth-config", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    bool written = fd >= 0 && write(fd, config, length) == (ssize_t)length;
-    berth_wire_begin(writer, BERTH_WIRE_LOAD, flight->id);
-    berth_wire_put_u64(writer, flight->msg->load_id);
-    berth_wire_put_u64(writer, flight->token_first);
-    berth_wire_put_text(writer, spec->name);
-    berth_wire_put_u64(writer, spec->version);
-    berth_wire_put_text(writer, spec->folder);
-    berth_wire_put_text(writer, spec->folder_version);
-    berth_wire_put_text(writer, spec->engine);
-    berth_wire_put_u64(writer, spec->batch_size_max);
-    berth_wire_put_u32(writer, (uint32_t)spec->run_mode);
-    berth_wire_put_u32(writer, (uint32_t)spec->input_count);
-    berth_wire_put_u32(writer, (uint32_t)spec->output_count);
-    berth_wire_put_u64(writer, length);
-    if (written) {
-        berth_wire_put_fd(writer, fd);
-    }
-    bool sent = written && !writer->full && send_now(worker);
-    if (fd >= 0) {
-        close(fd);
-    }
-    if (!written || writer->full) {
-        struct berth_err err = {0};
-        struct berth_worker_msg *msg = flight->msg;
-        (void)berth_fail(&err, BERTH_UNAVAILABLE, "the config of '%s' cannot be handed over",
-                         spec->name);
-        flight->msg = NULL;
-        berth_flight_destroy(flight);
-        berth_message_fail(worker, msg, &err);
-    }
-    return sent;
-}
-
-static void drop_slots(struct berth_flight *flight)
-{
-    struct berth_remote_slot *slots = berth_remote_slots(flight->remote, flight->msg->instance);
-    for (size_t i = 0; i < flight->msg->drop_count && slots != NULL; i++) {
-        if (flight->msg->drops[i] < flight->remote->slot_count) {
-            slots[flight->msg->drops[i]] = (struct berth_remote_slot){0};
-        }
-    }
-}
-
-/* A request too large for a message is answered here; the process is told that it does not come. */
-static bool send_row(struct berth_process_worker *worker, struct berth_flight *flight)
-{
-    struct berth_wire_writer *writer = &worker->writer;
-    size_t index = flight->pieces_sent - 1;
-    struct berth_row *row = &flight->msg->batch.rows[index];
-    uint64_t token = flight->token_first + index;
-    bool is_cancelled = atomic_load_explicit(&row->request->cancelled, memory_order_relaxed);
-    for (uint32_t comes = 1;; comes--) {
-        berth_wire_begin(writer, BERTH_WIRE_ROW, flight->id);
-        berth_wire_put_u64(writer, token);
-        berth_wire_put_u32(writer, (uint32_t)index);
-        berth_wire_put_u32(writer, is_cancelled);
-        berth_wire_put_u32(writer, comes);
-        if (comes == 0) {
-            break;
-        }
-        berth_wire_put_request(writer, row->request);
-        if (!writer->full) {
-            break;
-        }
-        (void)berth_fail(&row->err, BERTH_TOO_LARGE, "the request has more inputs, or more text "
-                         "in its parameters, than a worker process takes");
-    }
-    if (!send_now(worker)) {
-        return false;
-    }
-    flight->marks[index] |= is_cancelled ? BERTH_ROW_TOLD : 0;
-    flight->marks[index] |= row->err.code != BERTH_OK ? BERTH_ROW_ANSWERED : 0;
-    return true;
-}
-
-/* Goes through all rows whenever any was cancelled: they are few. False also when all are told. */
-static bool send_cancels(struct berth_process_worker *worker)
-{
-    if (!atomic_exchange(&worker->cancels, false)) {
-        return false;
-    }
-    bool done = true;
-    BERTH_LIST_EACH(link, &worker->sent) {
-        done = done && send_cancels_of(worker, BERTH_CONTAINER_OF(link, struct berth_flight, link));
-    }
-    if (!berth_list_empty(&worker->outbox)) { /* its first may be half sent */
-        done = done && send_cancels_of(worker, BERTH_CONTAINER_OF(worker->outbox.next,
-                                                                  struct berth_flight, link));
-    }
-    for (size_t i = 0; i < BERTH_REMOTES_BUCKETS; i++) {
-        for (struct berth_remote *at = worker->remotes[i]; at != NULL && done; at = at->next) {
-            done = send_slot_cancels(worker, at);
-        }
-    }
-    if (!done) {
-        atomic_store(&worker->cancels, true); /* when there is room again */
-    }
-    return false;
-}
-
-static bool send_cancels_of(struct berth_process_worker *worker, struct berth_flight *flight)
-{
-    if (flight->kind == BERTH_WORKER_LOAD) {
-        bool unwanted = flight->pieces_sent > 0 && atomic_load(&flight->msg->unwanted);
-        if (unwanted && !flight->told) {
-            flight->told = send_cancel(worker, flight->token_first);
-        }
-        return !unwanted || flight->told;
-    }
-    if (flight->kind != BERTH_WORKER_RUN && flight->kind != BERTH_WORKER_STEP) {
-        return true;
-    }
-    for (size_t i = 0; i + 1 < flight->pieces_sent; i++) {
-        if (flight->marks[i] == 0 &&
-            atomic_load(&flight->msg->batch.rows[i].request->cancelled)) {
-            if (!send_cancel(worker, flight->token_first + i)) {
-                return false;
-            }
-            flight->marks[i] |= BERTH_ROW_TOLD;
-        }
-    }
-    return true;
-}
-
-static bool send_slot_cancels(struct berth_process_worker *worker, struct berth_remote *remote)
-{
-    for (size_t i = 0; i < (size_t)remote->instance_count * remote->slot_count; i++) {
-        struct berth_remote_slot *slot = &remote->slots[i];
-        if (slot->request != NULL && !slot->told && atomic_load(&slot->request->cancelled)) {
-            if (!send_cancel(worker, slot->token)) {
-                return false;
-            }
-            slot->told = true;
-        }
-    }
-    return true;
-}
-
-static bool send_cancel(struct berth_process_worker *worker, uint64_t token)
-{
-    berth_wire_begin(&worker->writer, BERTH_WIRE_CANCEL, token);
-    return send_now(worker);
-}
-
 static void wait_for_work(struct berth_process_worker *worker, uint64_t now_ns)
 {
     struct epoll_event events[EVENTS_MAX];
@@ -773,7 +458,7 @@ static void wait_for_work(struct berth_process_worker *worker, uint64_t now_ns)
             continue;
         }
         if ((events[i].events & EPOLLOUT) != 0) {
-            watch_socket(worker, EPOLL_CTL_MOD, false);
+            berth_process_watch(worker, EPOLL_CTL_MOD, false);
         }
         if ((events[i].events & ~(uint32_t)EPOLLOUT) != 0) {
             read_child(worker);
@@ -805,13 +490,13 @@ static int wait_ms(const struct berth_process_worker *worker, uint64_t now_ns)
     return wait_ns == UINT64_MAX ? -1 : (int)(wait_ns / BERTH_NS_PER_MS + 1);
 }
 
-static void watch_socket(struct berth_process_worker *worker, int operation, bool out)
+void berth_process_watch(struct berth_process_worker *worker, int operation, bool out)
 {
     struct epoll_event event = {.events = EPOLLIN | (out ? (uint32_t)EPOLLOUT : 0),
                                 .data.ptr = worker};
     worker->wants_out = out;
     if (epoll_ctl(worker->epoll_fd, operation, worker->child.fd, &event) != 0) {
-        lose(worker, "cannot be watched");
+        berth_process_lose(worker, "cannot be watched");
     }
 }
 

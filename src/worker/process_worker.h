@@ -5,7 +5,8 @@
  *                           ├─ flights: messages under way, queued or sent (flight.c)
  *                           └─ remotes: what the child has loaded, and the rows in its slots
  *
- * process_worker.c sends, process_answers.c judges what comes back.
+ * process_worker.c has the thread and the process' life, process_send.c sends, process_answers.c
+ * judges what comes back, process_watch.c sees when nothing does.
  * Threads: all of it is the worker's I/O thread's, but the queues and the atomics.
  */
 #ifndef BERTH_PROCESS_WORKER_H
@@ -93,6 +94,18 @@ void berth_remote_remove(struct berth_process_worker *worker, struct berth_remot
 void berth_remote_destroy(struct berth_remote *remote); /* NULL is fine */
 /* The slots of one instance; NULL where there are none. */
 struct berth_remote_slot *berth_remote_slots(const struct berth_remote *remote, uint32_t instance);
+
+/* process_worker.c */
+/* The child is given up; what it had goes home when it is known how it ended. */
+void berth_process_lose(struct berth_process_worker *worker, const char *why);
+/* Its socket, by epoll: EPOLL_CTL_ADD or _MOD; `out`: for room too, and nothing is sent before. */
+void berth_process_watch(struct berth_process_worker *worker, int operation, bool out);
+
+/* process_send.c. Sends what can be sent now. */
+void berth_process_pump(struct berth_process_worker *worker);
+
+/* process_watch.c. Why the child, which is up, has to be given up; NULL: it has not. */
+const char *berth_process_hang(struct berth_process_worker *worker, uint64_t now_ns);
 
 /* process_answers.c. Takes worker->message, an ANSWER, EVENT or DONE. An error is the child's
  * fault, and it must not be believed any further. */

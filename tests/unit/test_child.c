@@ -40,7 +40,7 @@ static void wait_for_end(struct berth_child *child, uint64_t now_ns)
     assert_int_equal(child->fd, -1);
 }
 
-/* The socket on its descriptor, nothing to read, nowhere to print, and the environment it was given. */
+/* Its socket, nothing to read, nowhere to print, and the environment that was given. */
 static void a_child_has_what_it_was_given(void **state)
 {
     struct berth_child child;
