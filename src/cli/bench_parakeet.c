@@ -614,6 +614,9 @@ static enum berth_code dump_probe(struct bench *bench, struct bucket *bucket,
                    : what == BERTH_PARAKEET_PROBE_ENCODED ? bench->model.hidden
                                                           : bench->model.prediction;
     size_t count = shape->rows * frames * width;
+    if (count == 0) {
+        return BERTH_OK; /* CTC projects nothing */
+    }
     float *values = berth_alloc((count + 1) * sizeof(*values));
     if (values == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for --dump");
