@@ -115,6 +115,7 @@ static const struct {
     {TOP("\"decoder_hidden_size\":642"), NULL, NULL, "decoder_hidden_size must be"},
     {TOP("\"num_decoder_layers\":5"), NULL, NULL, "num_decoder_layers must be"},
     {TOP("\"max_symbols_per_step\":0"), NULL, NULL, "max_symbols_per_step must be"},
+    {TOP("\"max_symbols_per_step\":101"), NULL, NULL, "max_symbols_per_step must be"},
     {TOP("\"durations\":[]"), NULL, NULL, "durations is no list of 1 to 16 numbers"},
     {TOP("\"durations\":[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]"), NULL, NULL, NULL},
     {TOP("\"durations\":[0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]"), NULL, NULL, "durations is"},

@@ -40,12 +40,22 @@ static uint64_t graphs[256]; /* keys */
 static size_t graph_count;
 static _Atomic uint32_t plays;
 static size_t starve_count, alloc_refusals;
-static bool starved, heads_refused;
+static bool starved, heads_refused, overfull;
+static size_t recorded; /* graphs that a step had to record */
+static pthread_t tester;
 static _Atomic(_Atomic bool *) wait_for; /* NULL: prepare returns at once */
 
 const struct berth_parakeet_ops *fake_backend(const char *device)
 {
     return &fake;
+}
+
+static size_t count_of(const size_t *counter)
+{
+    pthread_mutex_lock(&mu);
+    size_t count = *counter;
+    pthread_mutex_unlock(&mu);
+    return count;
 }
 
 static struct product product_of(const struct berth_parakeet_linear_call *call)
@@ -92,9 +102,10 @@ static void fake_linear(struct berth_parakeet_device *device,
     berth_parakeet_cpu.linear(device, call);
 }
 
+/* Behind, nothing is computed: a graph is as good as there. */
 static bool fake_record(struct berth_parakeet_device *device, uint64_t key)
 {
-    return true;
+    return pthread_equal(pthread_self(), tester) != 0;
 }
 
 static void graph_add(uint64_t key)
@@ -113,12 +124,15 @@ static void graph_add(uint64_t key)
 
 static void fake_play(struct berth_parakeet_device *device, uint64_t key)
 {
+    size_t before = count_of(&graph_count);
     graph_add(key);
+    recorded += count_of(&graph_count) - before;
     atomic_fetch_add(&plays, 1);
 }
 
 static void fake_keep(struct berth_parakeet_device *device, uint64_t key)
 {
+    assert_false(pthread_equal(pthread_self(), tester));
     graph_add(key);
 }
 
@@ -132,6 +146,19 @@ static void fake_forget(struct berth_parakeet_device *device, uint64_t key)
         }
     }
     pthread_mutex_unlock(&mu);
+}
+
+static bool fake_decode(struct berth_parakeet_device *device,
+                        const struct berth_parakeet_shape *shape,
+                        const struct berth_parakeet_counts *counts,
+                        const struct berth_parakeet_decode_call *call)
+{
+    bool ended = berth_parakeet_cpu.decode(device, shape, counts, call);
+    assert_true(call->tokens.capacity > shape->padded.frames * call->config->symbols_max);
+    if (ended && overfull) {
+        call->tokens.count[0] = (int32_t)call->tokens.capacity;
+    }
+    return ended;
 }
 
 static enum berth_code fake_finish(struct berth_parakeet_device *device, struct berth_err *err)
@@ -197,6 +224,7 @@ static int reset(void **state)
     fake.play = fake_play;
     fake.keep = fake_keep;
     fake.forget = fake_forget;
+    fake.decode = fake_decode;
     fake.finish = fake_finish;
     fake.starved = fake_starved;
     fake.alloc = fake_alloc;
@@ -205,7 +233,8 @@ static int reset(void **state)
     fake.kept_bytes = fake_kept_bytes;
     prepared_count = multiplied_count = multiplied_before = open_count = 0;
     graph_count = starve_count = alloc_refusals = 0;
-    starved = heads_refused = false;
+    starved = heads_refused = overfull = false;
+    recorded = 0;
     open_max = SIZE_MAX;
     n_max = UINT64_MAX;
     atomic_store(&plays, 0);
@@ -246,14 +275,6 @@ static enum berth_code hear_as(struct rig *rig, size_t seconds)
 static void hear(struct rig *rig, size_t seconds)
 {
     assert_int_equal(hear_as(rig, seconds), BERTH_OK);
-}
-
-static size_t count_of(const size_t *counter)
-{
-    pthread_mutex_lock(&mu);
-    size_t count = *counter;
-    pthread_mutex_unlock(&mu);
-    return count;
 }
 
 /* Products of the model's buckets, as they are to be asked for. */
@@ -491,12 +512,109 @@ static void test_no_memory_at_all(void **state)
     rig_close(&rig);
 }
 
+/* A row that the device calls full ends with an error, not with what there was room for. */
+static void test_full_row(void **state)
+{
+    struct rig rig;
+    fake.prepare = NULL;
+    rig_must(&rig);
+    overfull = true;
+    assert_int_equal(hear_as(&rig, 3), BERTH_INTERNAL);
+    overfull = false;
+    hear(&rig, 3);
+    rig_close(&rig);
+}
+
+/* --- runs and graphs made ahead --- */
+
+/* Until nothing comes any more. */
+static void wait_for_runs(struct rig *rig, size_t count)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+    while (count_of(&graph_count) < count) {
+        (void)nanosleep(&moment, NULL);
+    }
+    berth_parakeet_preparer_stop(&rig->model->preparer);
+}
+
+/* Of the buckets in their order, how many runs fit beside the one that was asked for. */
+static size_t runs_expected(const struct rig *rig, uint64_t *bytes)
+{
+    const struct berth_engine_model *model = rig->model;
+    size_t count = 1;
+    for (uint32_t i = 0; i < model->preparer.shape_count && count < RUNS_MAX; i++) {
+        const struct berth_parakeet_shape *shape = &model->preparer.shapes[i];
+        uint64_t more = berth_parakeet_run_bytes(model->ops, &model->config, shape);
+        bool asked = shape->rows == 1 && shape->padded.samples == 4 * BERTH_SPEECH_RATE;
+        if (!asked && *bytes + more <= rig->instance->run_bytes_max / 2) {
+            *bytes += more;
+            count++;
+        }
+    }
+    return count;
+}
+
+static void test_runs_ahead(void **state)
+{
+    struct rig rig;
+    rig_must(&rig);
+    assert_int_equal(count_of(&graph_count), 0); /* nothing before the first request */
+    hear(&rig, 3);
+    uint64_t bytes = rig.instance->run_bytes;
+    size_t count = runs_expected(&rig, &bytes);
+    assert_in_range(count, 4, RUNS_MAX);
+    wait_for_runs(&rig, count);
+    assert_int_equal(run_count_of(&rig), count);
+    assert_int_equal(rig.instance->run_bytes, bytes);
+    assert_int_equal(recorded, 1);
+    hear(&rig, 2); /* is there */
+    hear(&rig, 7);
+    assert_int_equal(recorded, 1);
+    assert_int_equal(run_count_of(&rig), count);
+    /* A large one takes the place of those that nobody used. */
+    uint32_t last = rig.model->bucket_count - 1;
+    struct kept_run *large = NULL;
+    struct berth_err err = {.code = BERTH_OK};
+    assert_int_equal(create_run(rig.instance, last, bucket_rows_max(rig.model, last), &large, &err),
+                     BERTH_OK);
+    assert_non_null(find_run(rig.instance, bucket_of(rig.model, 7 * BERTH_SPEECH_RATE), 1));
+    rig_close(&rig);
+    assert_int_equal(graph_count, 0);
+}
+
+static void test_nothing_ahead(void **state)
+{
+    struct rig rig;
+    rig_must(&rig); /* no memory: then it is left at that */
+    hear(&rig, 3);
+    struct berth_parakeet_shape shape = {.rows = 1, .padded = rig.model->buckets[0]};
+    berth_parakeet_preparer_stop(&rig.model->preparer);
+    alloc_refusals = 1;
+    size_t before = run_count_of(&rig);
+    assert_int_equal(make_ahead(rig.model, &shape),
+                     before == 1 ? BERTH_PARAKEET_AHEAD_FULL : BERTH_PARAKEET_AHEAD_ON);
+    assert_int_equal(run_count_of(&rig), before);
+    alloc_refusals = 0;
+    rig.instance->active = &rig.instance->runs[0]; /* and a run under way is left alone */
+    assert_int_equal(make_ahead(rig.model, &shape), BERTH_PARAKEET_AHEAD_BUSY);
+    rig.instance->active = NULL;
+    assert_int_equal(run_count_of(&rig), before);
+    rig_close(&rig);
+
+    (void)reset(state);
+    fake.prepare = NULL;
+    rig_must(&rig);
+    hear(&rig, 3);
+    assert_int_equal(run_count_of(&rig), 1);
+    rig_close(&rig);
+}
+
 static void test_estimate_holds(void **state)
 {
     struct rig rig;
     rig_must(&rig);
     uint64_t most = rig.spec->bytes_estimate;
-    for (size_t seconds = 2; seconds < 12; seconds++) {
+    for (size_t seconds = 2; seconds < 12; seconds += 3) {
         hear(&rig, seconds);
         assert_true(rig.weights.bytes + berth_engine_parakeet.model_bytes(rig.model) < most);
     }
@@ -516,12 +634,14 @@ static void test_estimate_holds(void **state)
     environment.gpu = false;
     print_message("estimates: one instance %llu MB, on a GPU %llu MB\n",
                   (unsigned long long)one >> 20,
-                  (unsigned long long)estimate(&spec, &choices, &rig.model->config, &fake, true) >> 20);
+                  (unsigned long long)estimate(&spec, &choices, &rig.model->config, &fake, true) >>
+                      20);
     rig_close(&rig);
 }
 
 int main(void)
 {
+    tester = pthread_self();
     const struct CMUnitTest tests[] = {cmocka_unit_test_setup(test_rest_behind, reset),
                                        cmocka_unit_test_setup(test_busy, reset),
                                        cmocka_unit_test_setup(test_detach_in_the_middle, reset),
@@ -533,6 +653,9 @@ int main(void)
                                                               reset),
                                        cmocka_unit_test_setup(test_memory_runs_out, reset),
                                        cmocka_unit_test_setup(test_no_memory_at_all, reset),
+                                       cmocka_unit_test_setup(test_full_row, reset),
+                                       cmocka_unit_test_setup(test_runs_ahead, reset),
+                                       cmocka_unit_test_setup(test_nothing_ahead, reset),
                                        cmocka_unit_test_setup(test_estimate_holds, reset)};
     struct berth_err err = {.code = BERTH_OK};
     struct berth_slabs_options options = {.bytes_budget = 64U << 20};

@@ -93,7 +93,7 @@ struct berth_parakeet_tokens {
     int32_t *duration;  /* frames it moved on by; CTC: frames the token's run lasted */
     float *probability; /* softmax over the vocabulary at its step; CTC: highest of its run */
     int32_t *steps;     /* [rows]: joint evaluations */
-    uint32_t capacity;  /* a row that would need more stops there */
+    uint32_t capacity;  /* a row that would need more stops there: then it is full */
 };
 
 struct berth_parakeet_decode_call {

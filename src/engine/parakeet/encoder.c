@@ -18,7 +18,6 @@
 
 #define ALIGNMENT 256
 #define STEPS_MAX 64        /* of a decoding stage on the CPU */
-#define TOKENS_PER_FRAME 10 /* kept of a row, on average */
 #define COUNTS 5 /* lengths of a row; behind them lies `spoiled` */
 #define EXTENTS 3
 
@@ -220,10 +219,8 @@ static void layout_run(const struct berth_parakeet_ops *ops,
     uint64_t vectors = rows * padded->frames * size;
     uint64_t wide = rows * padded->quarter * (config->mels / 4) * config->channels * size;
     uint32_t inner = config->inner > 3 * config->hidden ? config->inner : 3 * config->hidden;
-    uint32_t symbols = config->symbols_max < TOKENS_PER_FRAME ? config->symbols_max
-                                                              : TOKENS_PER_FRAME;
     memset(out, 0, sizeof(*out));
-    out->capacity = padded->frames * symbols > 0 ? padded->frames * symbols : 1;
+    out->capacity = padded->frames * config->symbols_max + 1; /* more than a row can have */
     out->token_bytes = rows * (2 + 4 * (uint64_t)out->capacity) * sizeof(int32_t);
 
     uint64_t end = 0;

@@ -10,6 +10,7 @@
  * so many bytes. One run is under way at a time: a device has one stream of work.
  */
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -58,6 +59,8 @@ struct berth_engine_model {
     uint64_t bytes; /* without weights and instances */
     _Atomic uint64_t instance_bytes;
     struct berth_parakeet_preparer preparer;
+    pthread_mutex_t mu;               /* taken before an instance's */
+    struct berth_instance *instances; /* guarded by mu */
 };
 
 /* A bucket's memory that is kept. */
@@ -77,6 +80,8 @@ struct use {
 
 struct berth_instance {
     struct berth_engine_model *model;
+    struct berth_instance *next; /* guarded by the model's mu */
+    pthread_mutex_t mu; /* of what follows: its caller has it, or the preparer makes a run ahead */
     struct berth_parakeet_device *device;
     struct berth_parakeet_net *net;
     struct berth_parakeet_row *rows; /* by slot */
@@ -385,12 +390,16 @@ static void list_shapes(struct berth_engine_model *model)
     }
 }
 
+static enum berth_parakeet_ahead make_ahead(void *context,
+                                            const struct berth_parakeet_shape *shape);
+
 static void model_detach(struct berth_engine_model *model)
 {
     if (model == NULL) {
         return;
     }
     berth_parakeet_preparer_stop(&model->preparer);
+    pthread_mutex_destroy(&model->mu);
     berth_parakeet_pieces_destroy(model->pieces);
     berth_free(model->languages);
     berth_free(model);
@@ -405,6 +414,7 @@ static enum berth_code model_attach(const struct berth_model_spec *spec, struct 
     if (model == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name);
     }
+    pthread_mutex_init(&model->mu, NULL);
     code = find_config(spec, &model->ops, &model->config, err);
     if (code == BERTH_OK) {
         code = read_choices(spec, &choices, err);
@@ -437,6 +447,8 @@ static enum berth_code model_attach(const struct berth_model_spec *spec, struct 
     model->preparer.model_name = spec->name;
     model->preparer.config = &model->config;
     model->preparer.weights = &model->weights;
+    model->preparer.ahead = make_ahead;
+    model->preparer.context = model;
     *out = model;
     return BERTH_OK;
 }
@@ -546,13 +558,113 @@ static struct kept_run *find_run(struct berth_instance *instance, uint32_t bucke
     return NULL;
 }
 
+/* What the device holds for itself grows with the runs. */
+static void count_kept(struct berth_instance *instance)
+{
+    const struct berth_parakeet_ops *ops = instance->model->ops;
+    if (ops->kept_bytes != NULL) {
+        uint64_t bytes = ops->kept_bytes(instance->device);
+        atomic_fetch_add(&instance->model->instance_bytes, bytes - instance->kept_bytes);
+        instance->kept_bytes = bytes;
+    }
+}
+
+static uint32_t live_count(const struct berth_instance *instance)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < instance->model->slot_count; i++) {
+        count += instance->rows[i].live ? 1 : 0;
+    }
+    return count;
+}
+
+/* --- runs made ahead --- */
+
+/* Whether a run is to be made ahead: never in place of another, and only in half of what may be
+ * kept, so that the largest bucket has room still. *busy: not now. */
+static bool is_wanted(struct berth_instance *instance, const struct kept_run *run, bool *busy)
+{
+    *busy = live_count(instance) > 0 || instance->active != NULL;
+    return !*busy && instance->run_bytes + run->bytes <= instance->run_bytes_max / 2 &&
+           free_place(instance) != NULL && find_run(instance, run->bucket, run->rows) == NULL;
+}
+
+/* Memory is taken while the instance may work; it waits only while the graph is recorded. */
+static enum berth_parakeet_ahead run_ahead(struct berth_instance *instance,
+                                           const struct berth_parakeet_shape *shape)
+{
+    const struct berth_engine_model *model = instance->model;
+    struct kept_run made = {
+        .bucket = bucket_of(model, shape->padded.samples), .rows = shape->rows,
+        .bytes = berth_parakeet_run_bytes(model->ops, &model->config, shape)};
+    struct berth_err err = {.code = BERTH_OK};
+    bool busy = false;
+    pthread_mutex_lock(&instance->mu);
+    bool wanted = is_wanted(instance, &made, &busy);
+    bool full = free_place(instance) == NULL;
+    pthread_mutex_unlock(&instance->mu);
+    if (wanted && berth_parakeet_run_create(instance->net, shape, &made.run, &err) != BERTH_OK) {
+        return BERTH_PARAKEET_AHEAD_FULL; /* what is left is for who needs it */
+    }
+    if (!wanted) {
+        return busy   ? BERTH_PARAKEET_AHEAD_BUSY
+               : full ? BERTH_PARAKEET_AHEAD_FULL
+                      : BERTH_PARAKEET_AHEAD_ON;
+    }
+    pthread_mutex_lock(&instance->mu);
+    wanted = is_wanted(instance, &made, &busy);
+    if (wanted && berth_parakeet_run_record(made.run, &err) == BERTH_OK) {
+        keep_run(instance, &made, free_place(instance));
+    } else {
+        berth_parakeet_run_destroy(made.run);
+    }
+    count_kept(instance);
+    pthread_mutex_unlock(&instance->mu);
+    return busy                   ? BERTH_PARAKEET_AHEAD_BUSY
+           : err.code == BERTH_OK ? BERTH_PARAKEET_AHEAD_ON
+                                  : BERTH_PARAKEET_AHEAD_FULL;
+}
+
+/* The preparer's, in a pause: the bucket in every instance that is idle. */
+static enum berth_parakeet_ahead make_ahead(void *context,
+                                            const struct berth_parakeet_shape *shape)
+{
+    struct berth_engine_model *model = context;
+    bool busy = false, more = false;
+    pthread_mutex_lock(&model->mu);
+    for (struct berth_instance *at = model->instances; at != NULL; at = at->next) {
+        enum berth_parakeet_ahead end = run_ahead(at, shape);
+        busy = busy || end == BERTH_PARAKEET_AHEAD_BUSY;
+        more = more || end == BERTH_PARAKEET_AHEAD_ON;
+    }
+    pthread_mutex_unlock(&model->mu);
+    return busy   ? BERTH_PARAKEET_AHEAD_BUSY
+           : more ? BERTH_PARAKEET_AHEAD_ON
+                  : BERTH_PARAKEET_AHEAD_FULL;
+}
+
 /* --- an instance --- */
+
+/* Nobody makes anything ahead for it from here on. */
+static void take_off(struct berth_instance *instance)
+{
+    pthread_mutex_lock(&instance->model->mu);
+    struct berth_instance **at = &instance->model->instances;
+    while (*at != NULL && *at != instance) {
+        at = &(*at)->next;
+    }
+    if (*at != NULL) {
+        *at = instance->next;
+    }
+    pthread_mutex_unlock(&instance->model->mu);
+}
 
 static void instance_destroy(struct berth_instance *instance)
 {
     if (instance == NULL) {
         return;
     }
+    take_off(instance);
     for (uint32_t i = 0; instance->rows != NULL && i < instance->model->slot_count; i++) {
         berth_parakeet_row_finish(&instance->rows[i]);
     }
@@ -566,19 +678,9 @@ static void instance_destroy(struct berth_instance *instance)
         instance->model->ops->close(instance->device);
     }
     atomic_fetch_sub(&instance->model->instance_bytes, instance->bytes + instance->kept_bytes);
+    pthread_mutex_destroy(&instance->mu);
     berth_free(instance->rows);
     berth_free(instance);
-}
-
-/* What the device holds for itself grows with the runs. */
-static void count_kept(struct berth_instance *instance)
-{
-    const struct berth_parakeet_ops *ops = instance->model->ops;
-    if (ops->kept_bytes != NULL) {
-        uint64_t bytes = ops->kept_bytes(instance->device);
-        atomic_fetch_add(&instance->model->instance_bytes, bytes - instance->kept_bytes);
-        instance->kept_bytes = bytes;
-    }
 }
 
 static enum berth_code make_parts(struct berth_instance *instance, struct berth_err *err)
@@ -618,8 +720,13 @@ static enum berth_code instance_create(struct berth_engine_model *model, uint32_
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for an instance");
     }
     instance->model = model;
+    pthread_mutex_init(&instance->mu, NULL);
     enum berth_code code = make_parts(instance, err);
     if (code == BERTH_OK) {
+        pthread_mutex_lock(&model->mu);
+        instance->next = model->instances;
+        model->instances = instance;
+        pthread_mutex_unlock(&model->mu);
         *out = instance;
         instance = NULL;
     }
@@ -631,6 +738,7 @@ static enum berth_code admit(struct berth_instance *instance, struct berth_row *
                              size_t row_count, struct berth_err *err)
 {
     uint32_t at = 0;
+    pthread_mutex_lock(&instance->mu);
     for (size_t i = 0; i < row_count; i++) {
         while (at < instance->model->slot_count && instance->rows[at].live) {
             at++;
@@ -646,10 +754,11 @@ static enum berth_code admit(struct berth_instance *instance, struct berth_row *
             rows[i].slot = at;
         }
     }
+    pthread_mutex_unlock(&instance->mu);
     return BERTH_OK;
 }
 
-static void drop(struct berth_instance *instance, uint32_t slot)
+static void end_slot(struct berth_instance *instance, uint32_t slot)
 {
     if (slot >= instance->model->slot_count || !instance->rows[slot].live) {
         return;
@@ -663,6 +772,13 @@ static void drop(struct berth_instance *instance, uint32_t slot)
     berth_parakeet_row_finish(&instance->rows[slot]);
 }
 
+static void drop(struct berth_instance *instance, uint32_t slot)
+{
+    pthread_mutex_lock(&instance->mu);
+    end_slot(instance, slot);
+    pthread_mutex_unlock(&instance->mu);
+}
+
 /* --- what a step brings forth --- */
 
 /* Ends a row with an error. */
@@ -672,7 +788,7 @@ static void fail_row(struct berth_instance *instance, uint32_t slot, const struc
     struct berth_step_event *event = berth_step_event_add(out, slot);
     event->final = true;
     event->err = *why;
-    drop(instance, slot);
+    end_slot(instance, slot);
 }
 
 static void end_cancelled(struct berth_instance *instance, struct berth_step_result *out)
@@ -698,7 +814,7 @@ static void end_row(struct berth_instance *instance, uint32_t slot, struct berth
     struct berth_step_event *event = berth_step_event_add(out, slot);
     event->part = part;
     event->final = true;
-    drop(instance, slot);
+    end_slot(instance, slot);
 }
 
 /* News of every row, and the ends of those that are done, as far as there is room. A part that
@@ -896,15 +1012,6 @@ static void act(struct berth_instance *instance, struct berth_step_result *out)
     }
 }
 
-static uint32_t live_count(const struct berth_instance *instance)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < instance->model->slot_count; i++) {
-        count += instance->rows[i].live ? 1 : 0;
-    }
-    return count;
-}
-
 static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
                             struct berth_step_result *out, struct berth_err *err)
 {
@@ -912,6 +1019,7 @@ static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
     out->event_count = 0;
     out->steps = 0;
     berth_parakeet_step_begin();
+    pthread_mutex_lock(&instance->mu);
     do {
         end_cancelled(instance, out);
         if (out->event_count > 0 || live_count(instance) == 0) {
@@ -920,6 +1028,7 @@ static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
         act(instance, out);
     } while (out->event_count == 0 && berth_clock_now_ns() - t_start_ns < budget_ns);
     out->live = live_count(instance);
+    pthread_mutex_unlock(&instance->mu);
     berth_parakeet_step_end();
     return BERTH_OK;
 }

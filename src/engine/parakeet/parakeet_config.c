@@ -217,7 +217,7 @@ static enum berth_code transducer_read(const struct source *source,
         {"decoder_hidden_size", &out->prediction, 640, 8, 4096, 8},
         {"num_decoder_layers", &out->prediction_layers, 2, 1, BERTH_PARAKEET_PREDICTION_LAYERS_MAX,
          1},
-        {"max_symbols_per_step", &out->symbols_max, 10, 1, 1000, 1},
+        {"max_symbols_per_step", &out->symbols_max, 10, 1, BERTH_PARAKEET_SYMBOLS_MAX, 1},
     };
     BERTH_TRY(numbers_read(source, numbers, BERTH_COUNT_OF(numbers), err));
     BERTH_TRY(word_check(source, "hidden_act", "relu", err));

@@ -14,6 +14,7 @@
 
 #define BERTH_PARAKEET_LAYERS_MAX 64
 #define BERTH_PARAKEET_DURATIONS_MAX 16
+#define BERTH_PARAKEET_SYMBOLS_MAX 100 /* a row has room for so many at each of its frames */
 #define BERTH_PARAKEET_PREDICTION_LAYERS_MAX 4
 #define BERTH_PARAKEET_SAMPLE_RATE 16000
 #define BERTH_PARAKEET_HOP 160       /* samples a feature frame */

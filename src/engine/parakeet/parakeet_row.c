@@ -5,6 +5,7 @@
  */
 #include "engine/parakeet/parakeet_row.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -209,6 +210,11 @@ static enum berth_code append(struct berth_parakeet_row *row,
                           "fit the device's precision");
     }
     const size_t count = (size_t)tokens->count[index];
+    if (count >= tokens->capacity) {
+        return berth_fail(err, BERTH_INTERNAL,
+                          "the model said more than %" PRIu32 " tokens in a window",
+                          tokens->capacity - 1);
+    }
     BERTH_TRY(make_room(row, count, err));
     for (size_t i = 0; i < count; i++) {
         if (!isfinite(tokens->probability[base + i])) {

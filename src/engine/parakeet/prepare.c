@@ -1,10 +1,11 @@
-/* prepare.c - the thread that chooses products' algorithms behind the first run.
+/* prepare.c - the thread that chooses products' algorithms behind the first run, and then lets the
+ * instances make runs and graphs of further buckets.
  *
- * Only choices are made, not runs: they are most of what a bucket's first use costs, belong to the
- * process, and need no run's memory; recording a graph is a few ms. Of the weights a timing reads
- * biases alone, but those where they lie: whoever takes weights away stops it first. The thread
- * stays out of the way by time (it waits for a pause) and by priority (the back end's), because a
- * choice timed beside a run is a worse one, and is kept for the life of the process.
+ * Choices first, of all buckets: they are most of what a bucket's first use costs, and belong to
+ * the process. Of the weights a timing reads biases alone, but those where they lie: whoever takes
+ * weights away stops it first. The thread stays out of the way by time (it waits for a pause) and
+ * by priority (the back end's), because a choice timed beside a run is a worse one, and is kept for
+ * the life of the process.
  */
 #include "engine/parakeet/prepare.h"
 
@@ -25,8 +26,9 @@ static atomic_flag preparing = ATOMIC_FLAG_INIT;
 
 static void *thread_main(void *subject);
 static bool prepare_shape(struct berth_parakeet_preparer *preparer,
-                          struct berth_parakeet_device *device,
-                          const struct berth_parakeet_shape *shape, uint64_t *spent_ns);
+                          struct berth_parakeet_device *device, uint32_t index,
+                          uint64_t *spent_ns);
+static void go_ahead(struct berth_parakeet_preparer *preparer);
 static bool turn_take(const struct berth_parakeet_preparer *preparer);
 static void turn_end(void);
 
@@ -79,7 +81,7 @@ static void *thread_main(void *subject)
         atomic_store(&preparer->bytes, ops->kept_bytes(device));
     }
     for (uint32_t i = 0; i < preparer->shape_count; i++) {
-        if (!prepare_shape(preparer, device, &preparer->shapes[i], &spent_ns)) {
+        if (!prepare_shape(preparer, device, i, &spent_ns)) {
             break;
         }
     }
@@ -89,16 +91,18 @@ static void *thread_main(void *subject)
                    "prepared model=%s buckets=%" PRIu32 " of=%" PRIu32 " ms=%" PRIu64,
                    preparer->model_name, atomic_load(&preparer->prepared), preparer->shape_count,
                    spent_ns / BERTH_NS_PER_MS);
+    go_ahead(preparer);
     return NULL;
 }
 
 /* False: it is to stop. */
 static bool prepare_shape(struct berth_parakeet_preparer *preparer,
-                          struct berth_parakeet_device *device,
-                          const struct berth_parakeet_shape *shape, uint64_t *spent_ns)
+                          struct berth_parakeet_device *device, uint32_t index,
+                          uint64_t *spent_ns)
 {
     struct berth_parakeet_linear_call calls[BERTH_PARAKEET_PRODUCTS_MAX];
-    uint32_t count = berth_parakeet_products(preparer->config, preparer->weights, shape, calls);
+    uint32_t count = berth_parakeet_products(preparer->config, preparer->weights,
+                                             &preparer->shapes[index], calls);
     bool whole = true;
     for (uint32_t i = 0; i < count; i++) {
         if (!turn_take(preparer)) {
@@ -109,10 +113,28 @@ static bool prepare_shape(struct berth_parakeet_preparer *preparer,
         *spent_ns += berth_clock_now_ns() - t_begin_ns;
         turn_end();
     }
+    preparer->whole[index] = whole;
     if (whole) {
         atomic_fetch_add(&preparer->prepared, 1);
     }
     return true;
+}
+
+/* One shape in a pause: a step that comes meanwhile waits for no more than that. */
+static void go_ahead(struct berth_parakeet_preparer *preparer)
+{
+    enum berth_parakeet_ahead end = BERTH_PARAKEET_AHEAD_ON;
+    for (uint32_t i = 0; preparer->ahead != NULL && i < preparer->shape_count &&
+                         end != BERTH_PARAKEET_AHEAD_FULL;) {
+        if (preparer->whole[i]) {
+            if (!turn_take(preparer)) {
+                return;
+            }
+            end = preparer->ahead(preparer->context, &preparer->shapes[i]);
+            turn_end();
+        }
+        i += end == BERTH_PARAKEET_AHEAD_BUSY ? 0 : 1;
+    }
 }
 
 /* Waits until nobody runs anything and nobody else prepares. False: it is to stop. */

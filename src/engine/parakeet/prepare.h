@@ -1,4 +1,5 @@
-/* prepare.h - what a device chooses once for each bucket, chosen before the bucket is asked for.
+/* prepare.h - what a device chooses once for each bucket, chosen before the bucket is asked for;
+ * and then the instances' own preparations.
  *
  * In:      the buckets of a model, and when steps are under way.
  * Owns:    a thread with a device of its own, from the first start until stop. What it chooses is
@@ -20,6 +21,13 @@
 
 #define BERTH_PARAKEET_SHAPES_MAX 96
 
+/* What became of a shape in the instances. */
+enum berth_parakeet_ahead {
+    BERTH_PARAKEET_AHEAD_ON,   /* made, or there was no room for this one */
+    BERTH_PARAKEET_AHEAD_BUSY, /* an instance has work; again in the next pause */
+    BERTH_PARAKEET_AHEAD_FULL  /* no more */
+};
+
 /* Zeroed memory is one that prepares nothing. */
 struct berth_parakeet_preparer {
     /* Borrowed until stop; set before start and not changed after it. */
@@ -29,11 +37,15 @@ struct berth_parakeet_preparer {
     const struct berth_parakeet_weights *weights;
     struct berth_parakeet_shape shapes[BERTH_PARAKEET_SHAPES_MAX]; /* in the order of preparing */
     uint32_t shape_count;
+    /* Optional. When all choices are made, for each shape that they are all made for, in a pause. */
+    enum berth_parakeet_ahead (*ahead)(void *context, const struct berth_parakeet_shape *shape);
+    void *context;
 
     pthread_t thread;
     bool running; /* thread is there to be joined */
     _Atomic bool started, stopping;
     _Atomic uint32_t prepared; /* shapes, so far */
+    bool whole[BERTH_PARAKEET_SHAPES_MAX]; /* the thread's */
     _Atomic uint64_t bytes;    /* of its device, while there is one */
 };
 
