@@ -144,6 +144,11 @@ static double hear(const char *what, const struct recording *recording, const ch
                   "%.1f MB held\n",
                   what, (double)recording->count / RATE, window_seconds, wanted, recording->clips,
                   heard, wrong, (double)ops->model_bytes(rig.model) / 1e6);
+    if (soak()) {
+        printf("figure: parakeet, %.0f s of speech, %s, windows of %s s; words that differ, "
+               "of %zu: %zu\n",
+               (double)recording->count / RATE, what, window_seconds, wanted, wrong);
+    }
     assert_true(heard + wanted / 20 >= wanted && heard <= wanted + wanted / 20);
     assert_true(ops->model_bytes(rig.model) < 200U << 20);
     answer_drop(&job.answer);
