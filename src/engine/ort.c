@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -302,9 +303,20 @@ void berth_ort_value_clear(struct berth_ort_value *value)
     *value = (struct berth_ort_value){.name = value->name};
 }
 
+/* Official builds since 1.29 tell Microsoft of the process, and keep an id of the machine under
+ * ~/.cache/Microsoft, when an environment is made: before DisableTelemetryEvents can be called. This
+ * variable is their documented way to have none of it. Threads that there are already only wait. */
+static bool be_silent(void)
+{
+    return setenv("ORT_DISABLE_TELEMETRY", "1", 1) == 0;
+}
+
 static enum berth_code env_create(uint32_t threads, struct berth_err *err)
 {
     OrtThreadingOptions *options = NULL;
+    if (!be_silent()) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to start ONNX Runtime");
+    }
     ort.api = OrtGetApiBase()->GetApi(ORT_API_VERSION);
     if (ort.api == NULL) {
         return berth_fail(err, BERTH_UNSUPPORTED, "ONNX Runtime %s does not know API version %d",

@@ -3,11 +3,14 @@ converter. Needs numpy and onnxruntime. Greedy, the rules of faster-whisper with
 temperature 0 and condition_on_previous_text off."""
 import json
 import math
+import os
 import pathlib
 import wave
 
 import numpy as np
-import onnxruntime as ort
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when the library is loaded
+import onnxruntime as ort  # noqa: E402
 
 RATE, FFT, HOP, WINDOW = 16000, 400, 160, 3000
 
