@@ -312,13 +312,13 @@ static enum berth_code take_text(struct berth_kserve_form *form,
                                 "Unable to parse '%s': attempt to access JSON non-string as string",
                                 key);
     }
+    if (berth_json_has_nul(value)) {
+        return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
+                                "Unable to parse '%s': a NUL in the text", key);
+    }
     const char *text = berth_json_string_dup(value, &form->request->arena);
     if (text == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
-    }
-    if (strlen(text) != berth_json_string_length(value)) {
-        return berth_fail_field(err, BERTH_INVALID, berth_kserve_unparsed,
-                                "Unable to parse '%s': a NUL in the text", key);
     }
     *out = text;
     return BERTH_OK;

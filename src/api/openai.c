@@ -216,6 +216,20 @@ static enum berth_code judge_stream(struct speech *speech, const char *value, st
     return BERTH_OK;
 }
 
+/* For errors, which name a field by a literal; NULL: none of those that are read. */
+static const char *field_named(const char *name)
+{
+    static const char *const names[] = {"model", "response_format", "temperature", "stream",
+                                        "timestamp_granularities[]", "timestamp_granularities",
+                                        "language", "prompt"};
+    for (size_t i = 0; i < BERTH_COUNT_OF(names); i++) {
+        if (strcmp(names[i], name) == 0) {
+            return names[i];
+        }
+    }
+    return NULL;
+}
+
 /* Fields OpenAI has and this server has no use for (include[], chunking_strategy) are let pass. */
 static enum berth_code judge_field(struct berth_call *call, const struct berth_multipart_part *part,
                                    struct berth_err *err)
@@ -226,11 +240,13 @@ static enum berth_code judge_field(struct berth_call *call, const struct berth_m
     const char *bytes = body + part->offset;
     size_t length = (size_t)part->length;
     if (length > FIELD_MAX) {
-        return berth_fail(err, BERTH_TOO_LARGE, "field '%s' is longer than %u bytes", part->name,
-                          FIELD_MAX);
+        return berth_fail_field(err, BERTH_TOO_LARGE, field_named(part->name),
+                                "field '%s' is longer than %u bytes", part->name, FIELD_MAX);
     }
     if (berth_utf8_valid_length(bytes, length) != length || memchr(bytes, '\0', length) != NULL) {
-        return berth_fail(err, BERTH_INVALID, "field '%s' is not valid UTF-8 text", part->name);
+        return berth_fail_field(err, BERTH_INVALID, field_named(part->name),
+                                "field '%s' is not valid UTF-8 text, or has a NUL in it",
+                                part->name);
     }
     const char *value = berth_arena_strndup(&call->arena, bytes, length);
     if (value == NULL) {

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "base/mem.h"
 
 #define POINTERS_FIRST 64
@@ -37,6 +38,7 @@ static _Thread_local struct reading *reading; /* of this thread, now; or NULL */
 
 static bool load(struct reading *here, const char *text, size_t length, size_t flags,
                  json_error_t *where);
+static void name_nul(const char *text, size_t length, json_error_t *where);
 static void setup(void);
 static void *allocate(size_t bytes);
 static void release(void *memory);
@@ -62,6 +64,7 @@ enum berth_code berth_json_read(const char *text, size_t length, size_t flags, j
         free_all(&here.freed);
         if (here.root == NULL) {
             code = BERTH_INVALID;
+            name_nul(text, length, where);
         } else {
             *out = here.root;
         }
@@ -80,9 +83,25 @@ static bool load(struct reading *here, const char *text, size_t length, size_t f
         return false;
     }
     reading = here;
-    here->root = json_loadb(text, length, flags, where);
+    here->root = json_loadb(text, length, flags & ~(size_t)JSON_ALLOW_NUL, where);
     reading = NULL;
     return true;
+}
+
+/* Jansson lets no NUL into a string, and says what of its own would allow it; who reads a file or
+ * sends a body wants to know where it is. */
+static void name_nul(const char *text, size_t length, json_error_t *where)
+{
+    enum json_error_code code = json_error_code(where);
+    struct berth_json_value root;
+    const char *what = NULL;
+    size_t position = 0;
+    char path[100];
+    if ((code == json_error_null_character || code == json_error_null_byte_in_key) &&
+        berth_json_check(text, length, &root, &what, &position) == BERTH_OK &&
+        berth_json_find_nul(&root, path, sizeof(path))) {
+        snprintf(where->text, sizeof(where->text) - 1, "a NUL in the text of '%s'", path);
+    }
 }
 
 static void setup(void)

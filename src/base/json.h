@@ -14,7 +14,7 @@
 #include "base/err.h"
 
 /* INVALID: *where says what and where; UNAVAILABLE: no memory, and *where says that. On OK the
- * caller owns *out. flags are jansson's. */
+ * caller owns *out. flags are jansson's, but no string holds a NUL: such a text is INVALID. */
 enum berth_code berth_json_read(const char *text, size_t length, size_t flags, json_t **out,
                                 json_error_t *where) BERTH_MUST_USE;
 

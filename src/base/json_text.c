@@ -2,6 +2,7 @@
 #include "base/json_text.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,6 +16,14 @@ struct checker {
     const char *what; /* the first mistake; NULL: none */
 };
 
+/* Where a search is: the text up to `length`. */
+struct path {
+    char *text;
+    size_t bytes;
+    size_t length;
+};
+
+static bool find_nul(const struct berth_json_value *value, struct path *path);
 static bool check_value(struct checker *checker, unsigned depth, enum berth_json_kind *kind);
 static bool check_members(struct checker *checker, unsigned depth, bool object);
 static bool check_string(struct checker *checker);
@@ -193,6 +202,28 @@ const char *berth_json_string_dup(const struct berth_json_value *string, struct 
     return copy;
 }
 
+bool berth_json_has_nul(const struct berth_json_value *string)
+{
+    const char *at = string->at + 1;
+    const char *end = string->at + string->length - 1;
+    while (at < end && (at = memchr(at, '\\', (size_t)(end - at))) != NULL) {
+        char bytes[4];
+        size_t count;
+        at = decode_escape(at, bytes, &count);
+        if (bytes[0] == '\0') {
+            return true;
+        }
+    }
+    return false; /* one that is not escaped is no JSON */
+}
+
+bool berth_json_find_nul(const struct berth_json_value *root, char *path, size_t bytes)
+{
+    struct path here = {.text = path, .bytes = bytes};
+    path[0] = '\0';
+    return find_nul(root, &here);
+}
+
 bool berth_json_uint64(const struct berth_json_value *value, uint64_t *out)
 {
     const char *at = value->at;
@@ -237,6 +268,33 @@ bool berth_json_double(const struct berth_json_value *value, double *out)
     text[value->length] = '\0';
     *out = strtod(text, NULL);
     return isfinite(*out);
+}
+
+/* Values are nested BERTH_JSON_DEPTH_MAX deep at most, and so are these calls. */
+static bool find_nul(const struct berth_json_value *value, struct path *path)
+{
+    struct berth_json_value key, item;
+    struct berth_json_walk walk = berth_json_walk(value);
+    size_t length = path->length;
+    if (value->kind == BERTH_JSON_STRING) {
+        return berth_json_has_nul(value);
+    }
+    for (size_t i = 0; berth_json_next(&walk, &key, &item); i++) {
+        size_t room = path->bytes - length;
+        bool object = value->kind == BERTH_JSON_OBJECT;
+        int more = object ? snprintf(path->text + length, room, "%s%.*s", length == 0 ? "" : ".",
+                                     (int)key.length - 2, key.at + 1)
+                          : snprintf(path->text + length, room, "[%zu]", i);
+        path->length = length + (more < 0                ? 0
+                                 : (size_t)more < room ? (size_t)more
+                                                       : room - 1);
+        if ((object && berth_json_has_nul(&key)) || find_nul(&item, path)) {
+            return true;
+        }
+    }
+    path->length = length;
+    path->text[length] = '\0';
+    return false;
 }
 
 /* --- the check --- */

@@ -64,6 +64,11 @@ size_t berth_json_string_length(const struct berth_json_value *string);
 void berth_json_string_copy(const struct berth_json_value *string, char *out);
 /* Decoded and NUL-terminated, of the arena; NULL: no memory. */
 const char *berth_json_string_dup(const struct berth_json_value *string, struct berth_arena *arena);
+/* Whether a string holds a NUL, which would end a C string early. */
+bool berth_json_has_nul(const struct berth_json_value *string);
+/* Finds such a string, or the name of such a member: writes where it is ("a.b[2]", cut if need be)
+ * to `path`, of at least one byte. */
+bool berth_json_find_nul(const struct berth_json_value *root, char *path, size_t bytes);
 /* Of an INTEGER; false: it does not fit. */
 bool berth_json_int64(const struct berth_json_value *value, int64_t *out);
 bool berth_json_uint64(const struct berth_json_value *value, uint64_t *out);

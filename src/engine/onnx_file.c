@@ -437,6 +437,9 @@ static enum berth_code text_read(struct reader *reader, uint64_t end, const char
     for (uint64_t i = 0; i < length; i++) {
         unsigned char byte = 0;
         BERTH_TRY(byte_read(reader, end, &byte));
+        if (byte == '\0') {
+            return broken(reader, "a NUL in a name");
+        }
         text[i] = (char)byte;
     }
     *out = text;

@@ -86,7 +86,8 @@ static enum berth_code spec_read(struct reading *reading, uint64_t version,
 static enum berth_code spec_complete(const struct reading *reading, struct berth_model_spec *spec,
                                      struct berth_err *err);
 static enum berth_code backend_guess(struct berth_model_spec *spec, struct berth_err *err);
-static const char *model_type_read(struct berth_model_spec *spec);
+static enum berth_code model_type_read(struct berth_model_spec *spec, const char **out,
+                                       struct berth_err *err);
 static void files_walk(const char *folder, unsigned depth, struct files *files);
 static enum berth_code found_add(struct berth_repo_job *job, const char *name, uint64_t version,
                                  struct berth_repo_found **out, struct berth_err *err);
@@ -579,7 +580,7 @@ static enum berth_code backend_guess(struct berth_model_spec *spec, struct berth
         spec->backend = "onnxruntime";
         spec->platform = "onnxruntime_onnx";
     } else if (has_file(spec->folder_version, "config.json")) {
-        spec->backend = model_type_read(spec);
+        BERTH_TRY(model_type_read(spec, &spec->backend, err));
     }
     spec->engine = berth_model_config_engine(spec->backend, spec->platform);
     if (spec->engine[0] == '\0') {
@@ -592,27 +593,31 @@ static enum berth_code backend_guess(struct berth_model_spec *spec, struct berth
 }
 
 /* model_type of a Hugging Face config; "" where there is none. */
-static const char *model_type_read(struct berth_model_spec *spec)
+static enum berth_code model_type_read(struct berth_model_spec *spec, const char **out,
+                                       struct berth_err *err)
 {
     char path[PATH_BYTES + 64];
     char *text = NULL;
     size_t length = 0;
-    const char *type = "";
-    snprintf(path, sizeof(path), "%s/config.json", spec->folder_version);
-    if (file_load(path, &text, &length, NULL) != BERTH_OK) {
-        return type;
-    }
     json_t *json = NULL;
     json_error_t where;
-    (void)!berth_json_read(text, length, 0, &json, &where);
+    snprintf(path, sizeof(path), "%s/config.json", spec->folder_version);
+    BERTH_TRY(file_load(path, &text, &length, err));
+    enum berth_code code = berth_json_read(text, length, 0, &json, &where);
+    if (code != BERTH_OK) {
+        (void)berth_fail(err, code, "%s: line %d: %s", path, where.line, where.text);
+    }
     const char *word = json_string_value(json_object_get(json, "model_type"));
-    if (word != NULL && strlen(word) < 64) {
+    *out = "";
+    if (code == BERTH_OK && word != NULL && strlen(word) < 64) {
         char *copy = berth_arena_strdup(&spec->arena, word);
-        type = copy == NULL ? "" : copy;
+        *out = copy == NULL ? "" : copy;
+        code = copy == NULL ? berth_fail(err, BERTH_UNAVAILABLE, "no memory to read %s", path)
+                            : BERTH_OK;
     }
     json_decref(json);
     berth_free(text);
-    return type;
+    return code;
 }
 
 static void files_walk(const char *folder, unsigned depth, struct files *files)

@@ -143,7 +143,17 @@ BAD = [
     ("negative binary size", b'{"inputs":[{"name":"INPUT0","shape":[1,1],"datatype":"FP32",'
      b'"parameters":{"binary_data_size":-4}}]}', 500, "binary_data_size"),
     ("NUL in a name", b'{"inputs":[{"name":"INPUT0\\u0000","shape":[1,1],"datatype":"FP32","data":[1]}]}', 500, "NUL"),
-    ("NUL in the id", b'{"id":"a\\u0000b","inputs":[]}', 500, "NUL"),
+    ("NUL in the id", b'{"id":"a\\u0000b","inputs":[]}', 500, "'id': a NUL"),
+    ("NUL in a datatype",
+     b'{"inputs":[{"name":"INPUT0","shape":[1,1],"datatype":"FP32\\u0000","data":[1]}]}', 500, "'datatype': a NUL"),
+    ("NUL in a parameter's name", b'{"parameters":{"a\\u0000":1},"inputs":[]}', 500, "'parameters': a NUL"),
+    ("NUL in a reserved name", b'{"parameters":{"\\u0000triton_x":1},"inputs":[]}', 500, "'parameters': a NUL"),
+    ("NUL in a parameter", b'{"parameters":{"a":"b\\u0000"},"inputs":[]}', 500, "'parameters': a NUL"),
+    ("NUL in a region", b'{"inputs":[{"name":"INPUT0","shape":[1,1],"datatype":"FP32",'
+     b'"parameters":{"shared_memory_region":"a\\u0000"}}]}', 500, "'shared_memory_region': a NUL"),
+    ("NUL in an output's name", b'{"inputs":[{"name":"INPUT0","shape":[1,1],"datatype":"FP32","data":[1]}],'
+     b'"outputs":[{"name":"OUTPUT0\\u0000"}]}', 500, "'name': a NUL"),
+    ("NUL in a key", b'{"inputs":[],"inputs\\u0000":[{"name":"INPUT0"}]}', 400, "INPUT0"),
     ("too many parameters", b'{"inputs":[],"parameters":{' + b",".join(b'"p%d":1' % i for i in range(257)) + b"}}", 400,
      "more than 256 parameters"),
     ("batch 0", b'{"inputs":[{"name":"INPUT0","shape":[0,1],"datatype":"FP32","data":[]}]}', 400, "batch-size"),
@@ -156,6 +166,13 @@ def test_bad_requests_are_typed_and_harmless(null_server, name, body, status, sa
     assert got == status, text
     assert says in json.loads(text)["error"]
     assert null_server.get("/v2/health/ready")[0] == 200
+
+
+def test_nul_in_a_repository_request(null_server):
+    for body, field in ((rb'{"parameters":{"config":"a\u0000"}}', "parameters.config"),
+                        (rb'{"parameters":{"config\u0000":"{}"}}', r"parameters.config\u0000")):
+        status, _, text = null_server.call("POST", "/v2/repository/models/identity/load", body)
+        assert status == 500 and f"a NUL in the text of '{field}'" in json.loads(text)["error"]
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

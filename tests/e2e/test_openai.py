@@ -185,6 +185,20 @@ def test_bad_forms(speech_server, name, body, content_type, status):
     assert speech_server.get("/health")[0] == 200
 
 
+@pytest.mark.parametrize("name", ["model", "response_format", "temperature", "stream", "timestamp_granularities[]",
+                                  "language", "prompt"])
+@pytest.mark.parametrize("value", [b"\0", b"en\0de", b"\xff", b"x" * 1000000])
+def test_fields_are_text_and_no_nul(speech_server, name, value):
+    got, error = post(speech_server, form((name, value), ("model", MODEL.encode()), ("file", wav(1))))
+    assert got == (413 if len(value) > 9 else 400) and error["param"] == name and name in error["message"]
+
+
+@pytest.mark.parametrize("name", ["prompt\0", "\0", "mo\0del"])
+def test_names_of_fields_have_no_nul(speech_server, name):
+    got, error = post(speech_server, form((name, b"x"), ("model", MODEL.encode()), ("file", wav(1))))
+    assert got == 400 and "control byte" in error["message"]
+
+
 def test_too_long_is_told_before_decoding(speech_models, serve):
     server = serve(speech_models, "--audio-max", "10s")
     got, error = post(server, form(("model", MODEL.encode()), ("file", wav(11))))

@@ -31,6 +31,36 @@ static void test_codes(void **state)
     json_decref(root);
 }
 
+/* A NUL would cut what is a C string here: it is refused, and where it is, is said. */
+static void test_nul(void **state)
+{
+    static const struct {
+        const char *text;
+        const char *what;
+    } cases[] = {
+        {"{\"a\":\"b\\u0000c\"}", "a NUL in the text of 'a'"},
+        {"{\"a\":{\"b\":[1,[\"x\",\"\\u0000\"]]}}", "a NUL in the text of 'a.b[1][1]'"},
+        {"{\"a\":1,\"b\\u0000\":2}", "a NUL in the text of 'b\\u0000'"},
+        {"{\"a\":[{\"\\u0000\":{}}]}", "a NUL in the text of 'a[0].\\u0000'"},
+        {"[\"\\u0000\"]", "a NUL in the text of '[0]'"},
+    };
+    json_t *root = NULL;
+    json_error_t where;
+    (void)state;
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        for (size_t flags = 0; flags < 2; flags++) {
+            assert_int_equal(berth_json_read(cases[i].text, strlen(cases[i].text),
+                                             flags == 0 ? 0 : JSON_ALLOW_NUL, &root, &where),
+                             BERTH_INVALID);
+            assert_null(root);
+            assert_string_equal(where.text, cases[i].what);
+        }
+    }
+    assert_int_equal(berth_json_read("{\"a\":\"\0\"}", 9, 0, &root, &where), BERTH_INVALID);
+    assert_int_equal(berth_json_read("[\"\\\\u0000\"]", 11, 0, &root, &where), BERTH_OK);
+    json_decref(root); /* that is a backslash, and no escape */
+}
+
 static void test_freed_by_others(void **state)
 {
     json_t *root = NULL;
@@ -73,6 +103,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_nul),
         cmocka_unit_test(test_freed_by_others),
         cmocka_unit_test(test_each_allocation_failing),
     };

@@ -102,6 +102,47 @@ static void depth_and_length_have_limits(void **state)
     }
 }
 
+static void a_nul_is_found(void **state)
+{
+    static const struct {
+        const char *text;
+        const char *path; /* NULL: there is none */
+        size_t bytes;     /* of room for it */
+    } cases[] = {
+        {"{\"a\":\"b\",\"c\":[\"\\u0001\",{\"d\\n\":\"\\ud83d\\ude00\"}]}", NULL, 20},
+        {"\"\\\\u0000\"", NULL, 20},
+        {"\"\\u00000\"", "", 20},
+        {"\"a\\n\\u0000\"", "", 1},
+        {"{\"a\":{\"x\":[]},\"c\":[[1,{\"d\":\"\\u0000\"}]]}", "c[0][1].d", 20},
+        {"{\"a\":{\"x\":[]},\"c\":[[1,{\"d\":\"\\u0000\"}]]}", "c[0][1].", 9},
+        {"{\"a\":{\"x\":[]},\"c\":[[1,{\"d\":\"\\u0000\"}]]}", "c[0]", 5},
+        {"{\"a\":{\"x\":[]},\"c\":[[1,{\"d\":\"\\u0000\"}]]}", "", 1},
+        {"[{},{\"\\u0000\":1}]", "[1].\\u0000", 20},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_json_value root;
+        char path[20];
+        assert_int_equal(check(cases[i].text, strlen(cases[i].text), &root), BERTH_OK);
+        assert_int_equal(berth_json_find_nul(&root, path, cases[i].bytes), cases[i].path != NULL);
+        if (cases[i].path != NULL) {
+            assert_string_equal(path, cases[i].path);
+        }
+        if (root.kind == BERTH_JSON_STRING) {
+            assert_int_equal(berth_json_has_nul(&root), cases[i].path != NULL);
+        }
+    }
+    char deep[2 * BERTH_JSON_DEPTH_MAX + 10];
+    struct berth_json_value root;
+    char path[10];
+    memset(deep, '[', BERTH_JSON_DEPTH_MAX);
+    memcpy(deep + BERTH_JSON_DEPTH_MAX, "\"\\u0000\"", 8);
+    memset(deep + BERTH_JSON_DEPTH_MAX + 8, ']', BERTH_JSON_DEPTH_MAX);
+    assert_int_equal(check(deep, 2 * BERTH_JSON_DEPTH_MAX + 8, &root), BERTH_OK);
+    assert_true(berth_json_find_nul(&root, path, sizeof(path)));
+    assert_string_equal(path, "[0][0][0]");
+}
+
 static void members_are_found(void **state)
 {
     static const char text[] =
@@ -257,6 +298,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_judged),
         cmocka_unit_test(depth_and_length_have_limits),
+        cmocka_unit_test(a_nul_is_found),
         cmocka_unit_test(members_are_found),
         cmocka_unit_test(jansson_agrees_on_broken_texts),
     };

@@ -295,6 +295,38 @@ static void broken_files_are_errors_that_name_them(void **state)
     }
 }
 
+/* A name that C strings would cut is refused, wherever it stands. */
+static void names_hold_no_nul(void **state)
+{
+    static const char *const files[] = {"filled.onnx", "outside.onnx"};
+    static const char *const names[] = {"count", "location"};
+    char path[1200];
+    char scratch[] = "/tmp/berth-onnx-XXXXXX";
+    char bytes[4096];
+    (void)state;
+    int fd = mkstemp(scratch);
+    assert_true(fd >= 0);
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        struct berth_onnx_file info;
+        struct berth_err err = {0};
+        snprintf(path, sizeof(path), "%s/%s", models, files[i]);
+        FILE *file = fopen(path, "rb");
+        assert_non_null(file);
+        size_t length = fread(bytes, 1, sizeof(bytes), file);
+        fclose(file);
+        char *name = NULL;
+        while ((name = memmem(bytes, length, names[i], strlen(names[i]))) != NULL) {
+            name[2] = '\0';
+        }
+        assert_int_equal(pwrite(fd, bytes, length, 0), (ssize_t)length);
+        assert_int_equal(ftruncate(fd, (off_t)length), 0);
+        assert_int_equal(berth_onnx_file_read(scratch, &info, &err), BERTH_INVALID);
+        assert_non_null(strstr(err.msg, "a NUL in a name"));
+    }
+    close(fd);
+    unlink(scratch);
+}
+
 /* Every cut and every changed byte of a file: an error or a description, never worse. */
 static void hostile_files_do_no_harm(void **state)
 {
@@ -907,6 +939,7 @@ int main(void)
         cmocka_unit_test(keeps_what_the_config_says),
         cmocka_unit_test(refuses_a_config_that_does_not_fit),
         cmocka_unit_test(broken_files_are_errors_that_name_them),
+        cmocka_unit_test(names_hold_no_nul),
         cmocka_unit_test(hostile_files_do_no_harm),
         cmocka_unit_test(runs_one_request),
         cmocka_unit_test(batched_equals_solo),

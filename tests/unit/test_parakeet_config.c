@@ -73,6 +73,14 @@ static const struct {
     {"{\"model_type\":\"parakeet_rnnt\",\"encoder_config\":{},\"durations\":7}", NULL, NULL, NULL},
     {"{", NULL, NULL, "config.json: line 1"},
     {"[]", NULL, NULL, "config.json is no JSON object"},
+    {"{\"model_type\":\"parakeet_tdt\\u0000\",\"encoder_config\":{}}", NULL, NULL,
+     "/config.json: line 1: a NUL in the text of 'model_type'"},
+    {TDT("\"hidden_act\":\"silu\\u0000\""), NULL, NULL, "the text of 'encoder_config.hidden_act'"},
+    {TDT("\"hidden_act\\u0000\":\"silu\""), NULL, NULL, "the text of 'encoder_config.hidden_act"},
+    {TDT(""), "{\"feature_extractor_type\":\"ParakeetFeatureExtractor\\u0000\"}", NULL,
+     "preprocessor_config.json: line 1: a NUL in the text of 'feature_extractor_type'"},
+    {TDT(""), NULL, "{\"x\":[\"\\u0000\"]}",
+     "generation_config.json: line 1: a NUL in the text of 'x[0]'"},
     {"{\"model_type\":\"whisper\"}", NULL, NULL, "the head 'whisper' is none of"},
     {"{\"architectures\":[\"ParakeetForAED\"]}", NULL, NULL, "the head 'ParakeetForAED'"},
     {"{\"model_type\":7}", NULL, NULL, "the head '' is none of"},
@@ -160,26 +168,55 @@ static void test_cases(void **state)
     put("generation_config.json", NULL);
 }
 
-/* Where later versions of transformers put what was in preprocessor_config.json. */
+/* Where later versions of transformers put what was in preprocessor_config.json: which of the two
+ * is at fault is said, and how. */
 static void test_processor_file(void **state)
 {
+    static const struct {
+        const char *preprocessor; /* NULL: no such file */
+        const char *processor;
+        enum berth_code code;
+        const char *text; /* in the error's; behind the folder and, if no blank is there, a slash */
+    } rows[] = {
+        {NULL, NULL, BERTH_NOT_FOUND,
+         " has no preprocessor_config.json and no processor_config.json"},
+        {NULL, "{}", BERTH_INVALID, "processor_config.json: feature_extractor is no object"},
+        {NULL, "{", BERTH_INVALID, "processor_config.json: line 1"},
+        {NULL, "[]", BERTH_INVALID, "processor_config.json is no JSON object"},
+        {NULL, "", BERTH_INVALID, "processor_config.json: line 1"},
+        {NULL, "{\"feature_extractor\":[]}", BERTH_INVALID, "processor_config.json: feature_ext"},
+        {NULL, "{\"feature_extractor\":{\"hop_length\":80}}", BERTH_UNSUPPORTED,
+         "processor_config.json: feature_extractor.hop_length"},
+        {NULL, "{\"feature_extractor\":{\"preemphasis\":0.5}}", BERTH_OK, NULL},
+        {"{", "{\"feature_extractor\":{}}", BERTH_INVALID, "preprocessor_config.json: line 1"},
+        {"[]", "{\"feature_extractor\":{}}", BERTH_INVALID,
+         "preprocessor_config.json is no JSON object"},
+        {"{\"preemphasis\":0.5}", "{", BERTH_OK, NULL},
+    };
     struct berth_parakeet_config config;
-    struct berth_err err = {0};
     put("config.json", TDT(""));
+    for (size_t i = 0; i < BERTH_COUNT_OF(rows); i++) {
+        struct berth_err err = {0};
+        char text[300];
+        put("preprocessor_config.json", rows[i].preprocessor);
+        put("processor_config.json", rows[i].processor);
+        assert_int_equal(berth_parakeet_config_read(folder, &config, &err), rows[i].code);
+        if (rows[i].code == BERTH_OK) {
+            assert_true(config.preemphasis == 0.5F);
+            continue;
+        }
+        snprintf(text, sizeof(text), "%s%s%s", folder, rows[i].text[0] == ' ' ? "" : "/",
+                 rows[i].text);
+        if (strstr(err.msg, text) == NULL) {
+            fail_msg("%zu: %s", i, err.msg);
+        }
+    }
     put("preprocessor_config.json", NULL);
-    assert_int_equal(berth_parakeet_config_read(folder, &config, &err), BERTH_NOT_FOUND);
-    assert_non_null(strstr(err.msg, "preprocessor_config.json"));
-    put("processor_config.json", "{}");
-    assert_int_equal(berth_parakeet_config_read(folder, &config, &err), BERTH_INVALID);
-    put("processor_config.json", "{\"feature_extractor\":{\"hop_length\":80}}");
-    assert_int_equal(berth_parakeet_config_read(folder, &config, &err), BERTH_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "processor_config.json: feature_extractor.hop_length"));
-    put("processor_config.json", "{\"feature_extractor\":{\"preemphasis\":0.5}}");
-    assert_int_equal(berth_parakeet_config_read(folder, &config, &err), BERTH_OK);
-    assert_true(config.preemphasis == 0.5F);
     put("processor_config.json", NULL);
     put("config.json", NULL);
+    struct berth_err err = {0};
     assert_int_equal(berth_parakeet_config_read(folder, &config, &err), BERTH_NOT_FOUND);
+    assert_non_null(strstr(err.msg, "/config.json"));
 }
 
 static void test_lengths(void **state)

@@ -199,6 +199,7 @@ static void broken_models_leave_the_rest(void **state)
     make_folder("h/1");
     make_file("i/config.json", "{\"model_type\": 5}");
     make_file("j/config.json", "not json");
+    make_file("l/config.json", "{\"model_type\": \"whisper\\u0000\"}");
     make_file("z/1/model.onnx", "x");
     char path[512];
     make_folder("k/1");
@@ -208,13 +209,22 @@ static void broken_models_leave_the_rest(void **state)
     assert_string_equal(found,
                         "a/1 onnx; b/2 !INVALID; c/1 !INVALID; d/1 !INVALID; e/1 !INVALID; "
                         "f/1 !INVALID; g/1 !UNSUPPORTED; h/1 !INVALID; i/1 !INVALID; j/1 !INVALID; "
-                        "k/1 !INVALID; z/1 onnx");
-    struct berth_repo_job job;
-    read_one("b", NULL, &job);
-    assert_int_equal(job.err.code, BERTH_OK);
-    assert_int_equal(job.found_count, 1);
-    assert_non_null(strstr(job.found[0].err.msg, "b/config.pbtxt:1:1: 'max_batch_size' must be"));
-    berth_repo_job_finish(&job);
+                        "k/1 !INVALID; l/1 !INVALID; z/1 onnx");
+    static const char *const faults[][2] = {
+        {"b", "b/config.pbtxt:1:1: 'max_batch_size' must be"},
+        {"d", "no model.onnx and no model_type in a config.json"},
+        {"i", "no model.onnx and no model_type in a config.json"},
+        {"j", "j/config.json: line 1: "},
+        {"l", "l/config.json: line 1: a NUL in the text of 'model_type'"},
+    };
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        struct berth_repo_job job;
+        read_one(faults[i][0], NULL, &job);
+        assert_int_equal(job.err.code, BERTH_OK);
+        assert_int_equal(job.found_count, 1);
+        assert_non_null(strstr(job.found[0].err.msg, faults[i][1]));
+        berth_repo_job_finish(&job);
+    }
 }
 
 static void follows_the_version_policy(void **state)

@@ -371,8 +371,15 @@ static void test_english_only(void **state)
     remove_folder(folder);
 }
 
+/* What is wrong with which file: its name is in the error. */
 static void test_bad_folders(void **state)
 {
+    static char too_many[200000];
+    size_t at = (size_t)snprintf(too_many, sizeof(too_many), "{\"suppress_tokens\":[0");
+    for (size_t i = 0; i < 65536; i++) {
+        memcpy(too_many + at + 2 * i, ",0", 2);
+    }
+    memcpy(too_many + at + 2 * 65536, "]}", 3);
     static const struct {
         const char *file, *text; /* NULL: missing */
         enum berth_code code;
@@ -384,9 +391,16 @@ static void test_bad_folders(void **state)
         {"decoder.onnx", "no graph", BERTH_INVALID},
         {"encoder_0.onnx", "", BERTH_INVALID},
         {"tokenizer.json", "{", BERTH_INVALID},
+        {"tokenizer.json", "{\"model\":{\"type\":\"BPE\\u0000\"}}", BERTH_INVALID},
+        {"tokenizer.json", "{\"added_tokens\":[{\"content\":\"\\u0000\"}]}", BERTH_INVALID},
         {"config.json", "[]", BERTH_INVALID},
         {"config.json", "{\"model_type\":\"bert\"}", BERTH_UNSUPPORTED},
+        {"config.json", "{\"model_type\":\"whisper\\u0000\"}", BERTH_INVALID},
         {"config.json", "{\"model_type\":\"whisper\",\"vocab_size\":0}", BERTH_INVALID},
+        {"generation_config.json", "{", BERTH_INVALID},
+        {"generation_config.json", "[]", BERTH_INVALID},
+        {"generation_config.json", "{\"lang_to_id\":{\"<|en|>\\u0000\":301}}", BERTH_INVALID},
+        {"generation_config.json", too_many, BERTH_TOO_LARGE},
         {"generation_config.json", "{\"eos_token_id\":99999999}", BERTH_INVALID},
         {"generation_config.json", "{\"no_timestamps_token_id\":1}", BERTH_INVALID},
         {"generation_config.json", "{\"is_multilingual\":true,\"lang_to_id\":{}}", BERTH_INVALID},
@@ -400,8 +414,8 @@ static void test_bad_folders(void **state)
             write_file(folder, cases[i].file, cases[i].text);
         }
         enum berth_code code = whisper_open(&rig, folder, "1", &err);
-        if (code != cases[i].code) {
-            fail_msg("%s '%s': %s %s", cases[i].file, cases[i].text == NULL ? "" : cases[i].text,
+        if (code != cases[i].code || strstr(err.msg, cases[i].file) == NULL) {
+            fail_msg("%s '%.99s': %s %s", cases[i].file, cases[i].text == NULL ? "" : cases[i].text,
                      berth_code_name(code), err.msg);
         }
         rig_close(&rig);

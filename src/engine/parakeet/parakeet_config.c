@@ -293,12 +293,15 @@ static enum berth_code frontend_read(const char *folder, struct berth_parakeet_c
     struct source source = {.label = label, .prefix = ""};
     enum berth_code code = file_read(folder, "preprocessor_config.json", label, &file, err);
     source.object = file;
-    if (code == BERTH_NOT_FOUND &&
-        file_read(folder, "processor_config.json", label, &file, NULL) == BERTH_OK) {
+    if (code == BERTH_NOT_FOUND) {
+        code = file_read(folder, "processor_config.json", label, &file, err);
         source.object = json_object_get(file, "feature_extractor");
         source.prefix = "feature_extractor.";
-        code = BERTH_OK;
-        if (!json_is_object(source.object)) {
+        if (code == BERTH_NOT_FOUND) {
+            code = berth_fail(err, BERTH_NOT_FOUND,
+                              "%s has no preprocessor_config.json and no processor_config.json",
+                              folder);
+        } else if (code == BERTH_OK && !json_is_object(source.object)) {
             code = berth_fail(err, BERTH_INVALID, "%s: feature_extractor is no object", label);
         }
     }

@@ -188,18 +188,31 @@ static int32_t task_id(const struct source *source, const char *task, const char
 static enum berth_code check_ids(const struct source *source,
                                  const struct berth_whisper_config *out, struct berth_err *err)
 {
-    const int32_t ids[] = {out->eot, out->sot, out->previous, out->no_speech, out->no_timestamps,
-                           out->first_time, out->multilingual ? out->transcribe : 0,
-                           out->multilingual ? out->translate : 0};
-    for (size_t i = 0; i < BERTH_COUNT_OF(ids); i++) {
-        if (ids[i] < 0 || (uint32_t)ids[i] >= out->vocab) {
+    const struct {
+        const char *name;
+        int32_t id;
+    } rows[] = {
+        {"<|endoftext|>", out->eot},
+        {"<|startoftranscript|>", out->sot},
+        {"<|startofprev|>", out->previous},
+        {"<|nospeech|>", out->no_speech},
+        {"<|notimestamps|>", out->no_timestamps},
+        {"<|0.00|>", out->first_time},
+        {"<|transcribe|>", out->multilingual ? out->transcribe : 0},
+        {"<|translate|>", out->multilingual ? out->translate : 0},
+    };
+    for (size_t i = 0; i < BERTH_COUNT_OF(rows); i++) {
+        if (rows[i].id < 0 || (uint32_t)rows[i].id >= out->vocab) {
             return berth_fail(err, BERTH_INVALID,
-                              "%s: a control token is missing or outside the vocabulary of %u",
-                              source->folder, out->vocab);
+                              "%s: %s is missing, or outside of a vocabulary of %u, in "
+                              "generation_config.json, config.json and tokenizer.json",
+                              source->folder, rows[i].name, out->vocab);
         }
     }
     if (out->eot >= out->no_timestamps || out->sot >= out->no_timestamps) {
-        return berth_fail(err, BERTH_INVALID, "%s: control tokens are in no order of Whisper's",
+        return berth_fail(err, BERTH_INVALID,
+                          "%s: generation_config.json and config.json have control tokens in no "
+                          "order of Whisper's",
                           source->folder);
     }
     return BERTH_OK;
@@ -235,7 +248,9 @@ static enum berth_code read_ids(const struct source *source, struct berth_whispe
     if (out->multilingual) {
         read_languages(source, out);
         if (out->language_count == 0) {
-            return berth_fail(err, BERTH_INVALID, "%s: a multilingual model without languages",
+            return berth_fail(err, BERTH_INVALID,
+                              "%s: generation_config.json and tokenizer.json have no languages, "
+                              "and the model is multilingual",
                               source->folder);
         }
     }
@@ -263,23 +278,25 @@ static void read_languages(const struct source *source, struct berth_whisper_con
 }
 
 struct id_list {
+    const char *key;
     const int32_t *ids;
     size_t count;
 };
 
-/* The list under key, and after it `extra`, without what is not an id of the vocabulary. */
-static enum berth_code read_list(const struct source *source, const char *key,
-                                 struct berth_whisper_config *out, const int32_t *extra,
-                                 struct id_list *list)
+/* The list under its key, and after it `extra`, without what is not an id of the vocabulary. */
+static enum berth_code read_list(const struct source *source, struct berth_whisper_config *out,
+                                 const int32_t *extra, struct id_list *list, struct berth_err *err)
 {
-    const json_t *array = find(source, key);
+    const json_t *array = find(source, list->key);
     size_t count = json_array_size(array);
     if (count > LIST_MAX) {
-        return BERTH_TOO_LARGE;
+        bool general = array == json_object_get(source->config, list->key);
+        return berth_fail(err, BERTH_TOO_LARGE, "%s/%s: %s has more than %d tokens", source->folder,
+                          general ? "config.json" : "generation_config.json", list->key, LIST_MAX);
     }
     int32_t *ids = berth_arena_alloc(&out->arena, (count + EXTRA_MAX) * sizeof(*ids));
     if (ids == NULL) {
-        return BERTH_UNAVAILABLE;
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the model's %s", list->key);
     }
     list->ids = ids;
     list->count = 0;
@@ -303,16 +320,10 @@ static enum berth_code read_sets(const struct source *source, struct berth_whisp
     const int32_t extra[EXTRA_MAX] = {
         out->sot, out->previous, out->no_speech, out->transcribe, out->translate,
         berth_tokens_special(source->tokens, "<|startoflm|>")};
-    struct id_list always = {0};
-    struct id_list first = {0};
-    enum berth_code code = read_list(source, "suppress_tokens", out, extra, &always);
-    if (code == BERTH_OK) {
-        code = read_list(source, "begin_suppress_tokens", out, NULL, &first);
-    }
-    if (code != BERTH_OK) {
-        return berth_fail(err, code, "%s: the token sets are too long, or there is no memory",
-                          source->folder);
-    }
+    struct id_list always = {.key = "suppress_tokens"};
+    struct id_list first = {.key = "begin_suppress_tokens"};
+    BERTH_TRY(read_list(source, out, extra, &always, err));
+    BERTH_TRY(read_list(source, out, NULL, &first, err));
     out->suppressed = always.ids;
     out->suppressed_count = always.count;
     out->suppressed_first = first.ids;
