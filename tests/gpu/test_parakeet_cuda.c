@@ -437,6 +437,7 @@ static void check_linear_narrow(struct bench *b, const struct linear_case *c)
     call.out = out.gpu;
     call.narrow = codes.gpu;
     call.narrow_scale = scales.gpu;
+    call.scratch = codes.gpu;
     call.residual = c->residual ? out.gpu : NULL;
     b->gpu->linear(b->on_gpu, &call);
     const bool silu = c->activation == BERTH_PARAKEET_SILU;
@@ -463,6 +464,9 @@ static void check_linears_narrow(struct bench *b)
         {126, 1024, 3072, false, false, false, 1, BERTH_PARAKEET_NONE},
         {126, 4096, 1024, false, true, true, 0.5F, BERTH_PARAKEET_NONE},
         {33, 4096, 1024, true, true, true, 0.5F, BERTH_PARAKEET_NONE},
+        {5, 256, 528, true, false, true, 2, BERTH_PARAKEET_NONE},
+        {1024, 1024, 256, false, true, true, 0.5F, BERTH_PARAKEET_NONE},
+        {1025, 1024, 256, true, true, true, 0.5F, BERTH_PARAKEET_NONE},
         {1000, 256, 528, true, false, false, 1, BERTH_PARAKEET_SILU},
         {40, 2560, 16384, true, false, false, 1, BERTH_PARAKEET_SILU},
         {2000, 4096, 1024, false, true, true, 0.5F, BERTH_PARAKEET_NONE},

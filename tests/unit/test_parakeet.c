@@ -296,6 +296,7 @@ static void test_parameters(void **state)
         {"slots", "65", BERTH_INVALID},          {"window_seconds", "3", BERTH_INVALID},
         {"window_seconds", "4", BERTH_OK},       {"window_seconds", "120", BERTH_OK},
         {"window_seconds", "121", BERTH_INVALID}, {"window_seconds", "long", BERTH_INVALID},
+        {"precision", "fp8", BERTH_OK},          {"precision", "int8", BERTH_INVALID},
         {"languages", "", BERTH_INVALID},        {"languages", "en,xx", BERTH_INVALID},
         {"languages", "en,", BERTH_INVALID},     {"languages", "en,de", BERTH_OK},
     };

@@ -54,6 +54,7 @@ struct berth_parakeet_linear_call {
     /* With a scale and SILU: the result as e4m3 [n][out], and its scales [n]; out is scratch. */
     void *narrow;
     float *narrow_scale;
+    void *scratch; /* with a scale and stream: halves [n][out] that may be written over */
     const void *residual; /* as out */
     bool stream;
     float scale;

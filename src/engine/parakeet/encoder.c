@@ -534,7 +534,8 @@ uint32_t berth_parakeet_products(const struct berth_parakeet_config *config,
             out[count++] = (struct berth_parakeet_linear_call){
                 .linear = all[i].linear,
                 .in_scale = all[i].linear->scale,
-                .residual = all[i].residual ? weights : NULL, /* something that is there */
+                .scratch = out, /* something that is there */
+                .residual = all[i].residual ? weights : NULL, /* likewise */
                 .stream = all[i].stream,
                 .scale = 1.0F,
                 .activation = all[i].activation,
@@ -642,6 +643,7 @@ static void add_product(struct berth_parakeet_run *run, const struct berth_parak
         .linear = linear,
         .in = buffer(run, narrow ? INNER_NARROW : in),
         .in_scale = narrow ? buffer(run, INNER_SCALE) : NULL,
+        .scratch = narrow ? buffer(run, INNER) : NULL, /* in is INNER_NARROW */
         .out = buffer(run, HIDDEN),
         .residual = buffer(run, HIDDEN),
         .stream = true,

@@ -28,7 +28,8 @@ enum berth_code berth_parakeet_cuda_check(const struct berth_parakeet_config *co
         {"encoder_config.hidden_size over num_attention_heads", config->head_dim,
          config->head_dim == 64 || config->head_dim == 128, "64 and 128"}, /* attention.cu */
         {"encoder_config.hidden_size", config->hidden,
-         config->hidden % 8 == 0 && config->hidden <= 4096, "multiples of 8 up to 4096"}, /* norm.cu */
+         config->hidden % 8 == 0 && config->hidden <= 4096,
+         "multiples of 8 up to 4096"}, /* norm.cu */
         {"encoder_config.intermediate_size", config->inner, config->inner % 8 == 0,
          "multiples of 8"}, /* linear.c: rows of 16 bytes */
         {"encoder_config.conv_kernel_size", kernel, kernel % 2 == 1 && kernel <= 31,

@@ -3,9 +3,10 @@
  * Row by row, out [n][out] = in [n][in] x weight [out][in]^T; cublasLt counts columns first, so it
  * is asked for out^T = weight x in^T, with sums in float32. Bias and ReLU are its epilogues, a
  * residual is its C (often D itself); SiLU, and the bias of the stream, are kernels of ours after.
- * With e4m3 a vector and an output have a scale each. Hopper's cublasLt multiplies by both; where
- * SiLU follows our kernel does, and the product is faster: it leaves halves of the bare sums,
- * divided by what keeps the largest that there can be within a half.
+ * With e4m3 a vector and an output have a scale each. Hopper's cublasLt multiplies by both, with
+ * one algorithm, which does not split sums. Before SiLU, and into the stream of few vectors, a
+ * kernel of ours does it, and the product is faster: it leaves halves of the bare sums, divided by
+ * what keeps the largest that there can be within a half.
  *
  * The algorithm of a product is chosen once in a process, for all devices' users alike (L7): the
  * heuristic's candidates are timed with weights that are not in the cache, as in a real pass, in a
@@ -29,6 +30,7 @@
 #define TARGET_FLOPS 1.2e11 /* of one timing: enough to be measured, not more */
 #define ALIGNMENT 16u
 #define SMALL_FLOAT 0x3C /* bytes of it are a float of about a hundredth */
+#define BARE_MAX 1024    /* vectors; one product of 4096 takes 14 us for 126 as for 2016 (H200) */
 
 enum operands {
     HALVES,
@@ -82,6 +84,7 @@ struct linear_bench {
 
 static bool bias_joins(const struct berth_parakeet_linear_call *call);
 static enum operands operands_of(const struct berth_parakeet_linear_call *call);
+static void *product_out(const struct berth_parakeet_linear_call *call);
 static float sum_factor(uint32_t in);
 static cublasStatus_t vectors_set(struct linear_product *product,
                                   const struct linear_vectors *vectors);
@@ -129,18 +132,22 @@ void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
     } else if (choose(device, &product, &algorithm)) {
         status = vectors_set(&product, &vectors);
         if (status == CUBLAS_STATUS_SUCCESS) {
+            void *out = product_out(call);
             status = cublasLtMatmul(device->blas, product.desc, &product.alpha, linear->weight,
                                     product.weight, call->in, product.in, &product.beta,
-                                    call->residual != NULL ? call->residual : call->out,
-                                    product.out, call->out, product.out, &algorithm,
-                                    device->workspace, BERTH_PARAKEET_CUDA_WORKSPACE_BYTES,
-                                    device->stream);
+                                    product.key.residual ? call->residual : out, product.out, out,
+                                    product.out, &algorithm, device->workspace,
+                                    BERTH_PARAKEET_CUDA_WORKSPACE_BYTES, device->stream);
         }
         if (status != CUBLAS_STATUS_SUCCESS) {
             berth_parakeet_cuda_refuse(device, "linear: cublasLt status", (long)status);
         }
     }
     product_finish(&product);
+    if (operands == BARE && call->stream) {
+        berth_parakeet_cuda_add_bare(device, call, sum_factor(linear->in));
+        return;
+    }
     if (operands == BARE) {
         berth_parakeet_cuda_silu_narrow(device, call, sum_factor(linear->in));
         return;
@@ -187,7 +194,13 @@ static enum operands operands_of(const struct berth_parakeet_linear_call *call)
     if (call->linear->scale == NULL) {
         return HALVES;
     }
-    return call->activation == BERTH_PARAKEET_SILU ? BARE : SCALED;
+    const bool few = call->stream && call->scratch != NULL && call->n <= BARE_MAX;
+    return call->activation == BERTH_PARAKEET_SILU || few ? BARE : SCALED;
+}
+
+static void *product_out(const struct berth_parakeet_linear_call *call)
+{
+    return operands_of(call) == BARE && call->stream ? call->scratch : call->out;
 }
 
 /* A power of two by which sums of so many products of e4m3 fit a half, whatever they are. */
@@ -218,7 +231,8 @@ static cublasStatus_t product_make(const struct berth_parakeet_device *device,
 {
     const struct berth_parakeet_linear *linear = call->linear;
     const cublasOperation_t turned = CUBLAS_OP_T;
-    const cudaDataType_t out_type = call->stream ? CUDA_R_32F : CUDA_R_16F;
+    const bool bare = operands_of(call) == BARE;
+    const cudaDataType_t out_type = call->stream && !bare ? CUDA_R_32F : CUDA_R_16F;
     const struct linear_vectors vectors = {linear->bias, linear->scale, call->in_scale};
     const enum operands operands = operands_of(call);
     const cudaDataType_t in_type = operands == HALVES ? CUDA_R_16F : CUDA_R_8F_E4M3;
@@ -234,10 +248,10 @@ static cublasStatus_t product_make(const struct berth_parakeet_device *device,
                                    .ordinal = device->ordinal,
                                    .epilogue = (uint32_t)epilogue,
                                    .operands = operands,
-                                   .residual = call->residual != NULL,
-                                   .stream = call->stream};
-    out->alpha = operands == BARE ? 1.0f / sum_factor(linear->in) : call->scale;
-    out->beta = call->residual != NULL ? 1.0f : 0.0f;
+                                   .residual = call->residual != NULL && !bare,
+                                   .stream = call->stream && !bare};
+    out->alpha = bare ? 1.0f / sum_factor(linear->in) : call->scale;
+    out->beta = out->key.residual ? 1.0f : 0.0f;
     cublasStatus_t status = cublasLtMatmulDescCreate(&out->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (status == CUBLAS_STATUS_SUCCESS) {
         status = attribute(out->desc, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof(turned));

@@ -19,6 +19,10 @@ void berth_parakeet_cuda_silu(struct berth_parakeet_device *device, void *values
  * to narrow and narrow_scale. linear->out is a multiple of 16, up to NARROW_MAX. */
 void berth_parakeet_cuda_silu_narrow(struct berth_parakeet_device *device,
                                      const struct berth_parakeet_linear_call *call, float factor);
+/* Likewise for the stream, of sums in scratch: out = residual (NULL: none) + scale x what they and
+ * the bias come to. linear->out is a multiple of 4. */
+void berth_parakeet_cuda_add_bare(struct berth_parakeet_device *device,
+                                  const struct berth_parakeet_linear_call *call, float factor);
 /* Adds scale x bias to the call's output, of either type. */
 void berth_parakeet_cuda_bias(struct berth_parakeet_device *device,
                               const struct berth_parakeet_linear_call *call);
