@@ -96,9 +96,9 @@ enum berth_command {
     X(COUNT, cpu_workers, "cpu-workers", BERTH_SERVING, "0", 0, 1024,                              \
       "batches run at a time on the CPU; 0: one for each core")                                    \
     X(COUNT, cpu_threads, "cpu-threads", BERTH_SERVING | BERTH_CMD_BENCH, "0", 0, 1024,            \
-      "threads of the one pool that all models' operators share; 0: as --cpu-workers, but 1 "      \
-      "with one or two of them; transcribe takes one worker and all cores, bench parakeet all "    \
-      "cores")                                                                                     \
+      "threads of the one pool that all ONNX operators share, and of each Parakeet instance's "    \
+      "own; 0: as --cpu-workers, but 1 with one or two of them; transcribe takes one worker and "  \
+      "all cores, bench parakeet all cores")                                                       \
     X(STRING, cpu_worker, "cpu-worker", BERTH_CMD_SERVE, "thread", 0, 0,                           \
       "where models run on the CPU: thread (of the server) or process (one of its own; a crash "   \
       "in it costs what it runs, not the server)")                                                 \

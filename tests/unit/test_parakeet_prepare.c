@@ -609,6 +609,53 @@ static void test_nothing_ahead(void **state)
     rig_close(&rig);
 }
 
+/* Steps without time: each looks for windows of one row, and all rows end. */
+static void test_planning_without_time(void **state)
+{
+    static struct job jobs[3];
+    static struct berth_step_result result;
+    static const size_t seconds[] = {300, 2, 90};
+    struct rig rig;
+    size_t count = 0, left = 0, steps = 0;
+    float *spoken = golden_pcm(0, &count);
+    fake.record = NULL;
+    fake.prepare = NULL;
+    rig_must(&rig);
+    memset(jobs, 0, sizeof(jobs));
+    for (size_t i = 0; i < BERTH_COUNT_OF(jobs); i++) { /* a word or two, then silence */
+        float *samples = berth_alloc(seconds[i] * BERTH_SPEECH_RATE * sizeof(*samples));
+        memcpy(samples, spoken, 2 * BERTH_SPEECH_RATE * sizeof(*samples));
+        jobs[i].samples = samples;
+        jobs[i].count = seconds[i] * BERTH_SPEECH_RATE;
+        left += job_start(&rig, &jobs[i]) ? 1 : 0;
+    }
+    for (; left > 0; steps++) {
+        struct berth_err err = {.code = BERTH_OK};
+        assert_int_equal(rig.ops->step(rig.instance, 0, &result, &err), BERTH_OK);
+        left -= jobs_take(jobs, BERTH_COUNT_OF(jobs), &result);
+        assert_true(steps < 10000);
+    }
+    for (size_t i = 0; i < BERTH_COUNT_OF(jobs); i++) {
+        assert_int_equal(jobs[i].answer.code, BERTH_OK);
+        assert_true(jobs[i].answer.token_count > 0);
+        berth_request_release(jobs[i].request);
+    }
+    jobs_drop(jobs, BERTH_COUNT_OF(jobs));
+    berth_free(spoken);
+    rig_close(&rig);
+}
+
+static void test_rows_of_a_run(void **state)
+{
+    assert_int_equal(rows_max(true, 1, 16), 64); /* on a GPU the sound counts, not the slots */
+    assert_int_equal(rows_max(true, 1, 32), 32);
+    assert_int_equal(rows_max(true, 64, 120), 8);
+    assert_int_equal(rows_max(false, 3, 2), 4);
+    assert_int_equal(rows_max(false, 64, 2), 16);
+    assert_int_equal(rows_max(false, 8, 32), 1);
+    assert_int_equal(rows_max(false, 8, 120), 1);
+}
+
 static void test_estimate_holds(void **state)
 {
     struct rig rig;
@@ -656,6 +703,8 @@ int main(void)
                                        cmocka_unit_test_setup(test_full_row, reset),
                                        cmocka_unit_test_setup(test_runs_ahead, reset),
                                        cmocka_unit_test_setup(test_nothing_ahead, reset),
+                                       cmocka_unit_test_setup(test_planning_without_time, reset),
+                                       cmocka_unit_test_setup(test_rows_of_a_run, reset),
                                        cmocka_unit_test_setup(test_estimate_holds, reset)};
     struct berth_err err = {.code = BERTH_OK};
     struct berth_slabs_options options = {.bytes_budget = 64U << 20};

@@ -12,6 +12,11 @@
 #include "parakeet_golden.h"
 
 #define MARK "\xE2\x96\x81"
+#define NI "\xE4\xBD\xA0"
+#define HELLO NI "\xE5\xA5\xBD"
+#define WORLD "\xE4\xB8\x96\xE7\x95\x8C"
+#define FULL_STOP "\xE3\x80\x82"
+#define KA "\xE3\x82\xAB" /* Katakana; then the mark of a long vowel, and a small one */
 #define VOCABULARY 400
 #define BLANK 399
 
@@ -119,7 +124,9 @@ static void test_long_piece(void **state)
 /* Ids by place: 0 unknown (special), then these. */
 static const char *const vocabulary[] = {
     "<unk>", MARK "the", MARK "c", "at", ".", MARK "A", MARK, "s", MARK "Mr", "?", "\\\"",
-    "<0xC3>", "<0xBC>", "<0xE2>", MARK "4", "\xC3\xA9" "t", MARK "\xC3\xA9"};
+    "<0xC3>", "<0xBC>", "<0xE2>", MARK "4", "\xC3\xA9" "t", MARK "\xC3\xA9",
+    NI "\xE5\xA5\xBD", "\xE4\xB8\x96\xE7\x95\x8C", FULL_STOP, "Linux", "\xE3\x83\xBC", MARK NI,
+    KA, "\xE3\x83\xA5"};
 
 static struct berth_parakeet_pieces *make_pieces(void)
 {
@@ -164,6 +171,18 @@ static const struct text_case texts[] = {
     {"1@0+1 13@1+1 1@2+1", " the\xEF\xBF\xBD[0.00-0.16] the[0.16-0.24]",
      " the\xEF\xBF\xBD the|"},
     {"16@0+1 15@1+1", " \xC3\xA9\xC3\xA9t[0.00-0.16]", " \xC3\xA9\xC3\xA9t|"},
+    /* Without spaces: a word a piece, but what cannot begin one; another script's letters. */
+    {"17@0+2 18@3+2 19@5+1 17@6+1",
+     HELLO "[0.00-0.16]" WORLD FULL_STOP "[0.24-0.48]" HELLO "[0.48-0.56]",
+     HELLO WORLD FULL_STOP "|" HELLO "|"},
+    {"17@0+1 20@1+1 18@2+1", HELLO "[0.00-0.08]Linux[0.08-0.16]" WORLD "[0.16-0.24]",
+     HELLO "Linux" WORLD "|"},
+    {"17@0+1 18@14+1", HELLO "[0.00-0.08]" WORLD "[1.12-1.20]", HELLO "|" WORLD "|"},
+    {"6@0+1 17@1+1", " " HELLO "[0.00-0.16]", " " HELLO "|"},
+    {"1@0+1 22@1+1 17@2+1", " the[0.00-0.08] " NI "[0.08-0.16]" HELLO "[0.16-0.24]",
+     " the " NI HELLO "|"},
+    {"23@0+1 21@1+1 24@2+1", KA "\xE3\x83\xBC\xE3\x83\xA5[0.00-0.24]",
+     KA "\xE3\x83\xBC\xE3\x83\xA5|"},
     {"1@5+1 1@3+1", " the[0.40-0.40] the[0.40-0.40]", " the the|"}, /* never back */
     {"1@1240+4 1@1300+4", " the[99.20-99.52] the[100.00-100.00]", " the the|"},
 };
@@ -189,6 +208,9 @@ static void test_texts(void **state)
     assert_true(berth_parakeet_pieces_begins(pieces, 1));
     assert_true(berth_parakeet_pieces_begins(pieces, 6));
     assert_false(berth_parakeet_pieces_begins(pieces, 3));
+    assert_true(berth_parakeet_pieces_begins(pieces, 17));
+    assert_false(berth_parakeet_pieces_begins(pieces, 19));
+    assert_false(berth_parakeet_pieces_begins(pieces, 21));
     assert_false(berth_parakeet_pieces_begins(pieces, 5000));
     for (size_t i = 0; i < BERTH_COUNT_OF(texts); i++) {
         struct berth_parakeet_token tokens[16];
@@ -248,6 +270,13 @@ static void test_segments(void **state)
         assert_true(isfinite(said.segments[i].confidence));
     }
     assert_true(said.words[0].confidence >= 0 && said.words[0].confidence < 1e-9F);
+    berth_parakeet_transcript_drop(&said);
+    for (size_t i = 0; i < BERTH_COUNT_OF(tokens); i++) { /* nor without spaces */
+        tokens[i].id = 17;
+    }
+    assert_int_equal(berth_parakeet_transcribe(pieces, &heard, &said, &err), BERTH_OK);
+    assert_int_equal(said.word_count, BERTH_COUNT_OF(tokens));
+    assert_in_range(said.segment_count, 11, 12);
     berth_parakeet_transcript_drop(&said);
     berth_parakeet_pieces_destroy(pieces);
 }

@@ -93,6 +93,7 @@ struct berth_instance {
     struct kept_run *active; /* NULL: no run is under way */
     struct use uses[SLOTS_MAX];
     uint32_t use_count;
+    uint32_t plan_next; /* slot, counted on: at whom planning begins */
     uint64_t tickets;
 };
 
@@ -863,8 +864,9 @@ static uint32_t oldest(const struct berth_instance *instance, uint32_t bucket)
     return found;
 }
 
-/* Windows for the next run into uses. Returns their bucket. */
-static uint32_t gather(struct berth_instance *instance)
+/* Windows for the next run into uses, as far as planning more of a recording has time. Returns
+ * their bucket. */
+static uint32_t gather(struct berth_instance *instance, uint64_t t_end_ns)
 {
     instance->use_count = 0;
     uint32_t slot = oldest(instance, UINT32_MAX);
@@ -878,7 +880,9 @@ static uint32_t gather(struct berth_instance *instance)
         instance->uses[instance->use_count++] = (struct use){.slot = slot, .window = row->next};
         row->ticket = ++instance->tickets; /* behind those who wait */
         berth_parakeet_row_take(row);
-        berth_parakeet_row_plan(row);
+        if (berth_clock_now_ns() < t_end_ns) {
+            berth_parakeet_row_plan(row);
+        }
         slot = oldest(instance, bucket);
     }
     return bucket;
@@ -919,11 +923,12 @@ static void start_run(struct berth_instance *instance)
     berth_parakeet_run_begin(instance->active->run, samples);
 }
 
-static void begin_run(struct berth_instance *instance, struct berth_step_result *out)
+static void begin_run(struct berth_instance *instance, uint64_t t_end_ns,
+                      struct berth_step_result *out)
 {
     struct berth_err err = {.code = BERTH_OK};
     uint32_t rows = 1;
-    uint32_t bucket = gather(instance);
+    uint32_t bucket = gather(instance, t_end_ns);
     if (instance->use_count == 0) {
         return;
     }
@@ -988,18 +993,30 @@ static bool is_abandoned(const struct berth_instance *instance)
     return true;
 }
 
+/* Looks for the next windows of all rows, of one of them at least; who has none yet when the time is
+ * over has it next time. */
+static void plan(struct berth_instance *instance, uint64_t t_end_ns)
+{
+    const uint32_t slot_count = instance->model->slot_count;
+    bool late = false;
+    for (uint32_t n = 0; n < slot_count && !late; n++) {
+        struct berth_parakeet_row *row = &instance->rows[(instance->plan_next + n) % slot_count];
+        if (row->live && !row->planned) {
+            berth_parakeet_row_plan(row);
+            late = berth_clock_now_ns() >= t_end_ns;
+            instance->plan_next += late ? n + 1 : 0;
+        }
+    }
+}
+
 /* One stage of the run under way (on a GPU all of it), or the start of the next. */
-static void act(struct berth_instance *instance, struct berth_step_result *out)
+static void act(struct berth_instance *instance, uint64_t t_end_ns, struct berth_step_result *out)
 {
     if (instance->active == NULL) {
-        for (uint32_t i = 0; i < instance->model->slot_count; i++) {
-            if (instance->rows[i].live) {
-                berth_parakeet_row_plan(&instance->rows[i]);
-            }
-        }
+        plan(instance, t_end_ns);
         report(instance, out);
         if (out->event_count == 0) {
-            begin_run(instance, out);
+            begin_run(instance, t_end_ns, out);
         }
         return;
     }
@@ -1015,7 +1032,7 @@ static void act(struct berth_instance *instance, struct berth_step_result *out)
 static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
                             struct berth_step_result *out, struct berth_err *err)
 {
-    uint64_t t_start_ns = berth_clock_now_ns();
+    const uint64_t t_end_ns = berth_clock_now_ns() + budget_ns;
     out->event_count = 0;
     out->steps = 0;
     berth_parakeet_step_begin();
@@ -1025,8 +1042,8 @@ static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
         if (out->event_count > 0 || live_count(instance) == 0) {
             break;
         }
-        act(instance, out);
-    } while (out->event_count == 0 && berth_clock_now_ns() - t_start_ns < budget_ns);
+        act(instance, t_end_ns, out);
+    } while (out->event_count == 0 && berth_clock_now_ns() < t_end_ns);
     out->live = live_count(instance);
     pthread_mutex_unlock(&instance->mu);
     berth_parakeet_step_end();

@@ -13,7 +13,7 @@
 #include "model/languages.h"
 
 #define ARENA_BYTES_MAX (256U << 20)
-#define PLAN_WINDOWS 16 /* silent ones passed over in one call */
+#define PLAN_WINDOWS 4 /* silent ones passed over in one call: a ms or two */
 #define TOKENS_FIRST 256U
 
 static enum berth_code read_wish(struct berth_parakeet_row *row, struct berth_err *err);

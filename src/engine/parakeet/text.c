@@ -4,6 +4,10 @@
  * a word are gathered first and made valid UTF-8 as a whole, because a character may lie in several
  * pieces. Tokens without text (special ones, ids the file does not name) say nothing.
  *
+ * Where a script writes no spaces, a piece that begins with a letter of it is a word, and so is what
+ * begins with another script's letter behind it; marks, small kana, vowels behind a consonant and
+ * punctuation stay with what is before them. Dictionaries would find longer words: nobody here has
+ * them, and a piece is the finest time there is.
  * A sentence's end is a word that ends in . ? ! or the like, perhaps with a closing quote behind
  * it, where the next word does not begin with a small letter (as after an abbreviation).
  */
@@ -50,6 +54,26 @@ struct reader {
     struct berth_err *err;
 };
 
+/* Characters, from first to last, of scripts without spaces that can begin a word. */
+struct characters {
+    uint32_t first, last;
+};
+
+static const struct characters unspaced[] = {
+    {0x0E01, 0x0E2F}, {0x0E40, 0x0E44},                   /* Thai */
+    {0x0E81, 0x0EAF}, {0x0EC0, 0x0EC4},                   /* Lao */
+    {0x1000, 0x102A},                                     /* Myanmar */
+    {0x1780, 0x17B3},                                     /* Khmer */
+    {0x304A, 0x3062}, {0x3064, 0x3082}, {0x3084, 0x3084}, /* Hiragana but for the small ones */
+    {0x3086, 0x3086}, {0x3088, 0x308D}, {0x308F, 0x3094},
+    {0x3042, 0x3042}, {0x3044, 0x3044}, {0x3046, 0x3046}, {0x3048, 0x3048},
+    {0x30AA, 0x30C2}, {0x30C4, 0x30E2}, {0x30E4, 0x30E4}, /* Katakana likewise */
+    {0x30E6, 0x30E6}, {0x30E8, 0x30ED}, {0x30EF, 0x30F4},
+    {0x30A2, 0x30A2}, {0x30A4, 0x30A4}, {0x30A6, 0x30A6}, {0x30A8, 0x30A8},
+    {0x3400, 0x4DBF}, {0x4E00, 0x9FFF}, {0xF900, 0xFAFF}, {0x20000, 0x3FFFF}, /* Han */
+};
+
+static bool begins_unspaced(const char *bytes, size_t length);
 static enum berth_code read_all(struct reader *reader, const json_t *root);
 static enum berth_code check_form(struct reader *reader, const json_t *root);
 static enum berth_code read_map(struct reader *reader, const json_t *vocab);
@@ -123,7 +147,8 @@ static size_t piece_of(const struct berth_parakeet_pieces *pieces, int32_t id, c
 bool berth_parakeet_pieces_begins(const struct berth_parakeet_pieces *pieces, int32_t id)
 {
     const char *bytes = "";
-    return piece_of(pieces, id, &bytes) > 0 && bytes[0] == ' ';
+    size_t length = piece_of(pieces, id, &bytes);
+    return length > 0 && (bytes[0] == ' ' || begins_unspaced(bytes, length));
 }
 
 enum berth_code berth_parakeet_transcribe(const struct berth_parakeet_pieces *pieces,
@@ -308,6 +333,8 @@ static enum berth_code forget_special(struct reader *reader, const json_t *list)
 /* The word that is being gathered. */
 struct gathered {
     struct berth_buf bytes;
+    bool spoken;   /* there is more than spaces */
+    bool unspaced; /* of a script without spaces */
     size_t first; /* token */
     size_t count; /* of tokens with text; 0: none yet */
     double logprob;
@@ -318,6 +345,42 @@ static double logprob_of(const struct berth_parakeet_token *token)
 {
     double probability = token->probability;
     return log(probability > PROBABILITY_MIN ? probability : PROBABILITY_MIN);
+}
+
+/* The first character behind a leading space. */
+static uint32_t initial_of(const char *bytes, size_t length)
+{
+    uint32_t point = 0;
+    size_t space = length > 1 && bytes[0] == ' ' ? 1 : 0;
+    (void)berth_utf8_next(bytes + space, length - space, &point);
+    return point;
+}
+
+static bool begins_unspaced(const char *bytes, size_t length)
+{
+    uint32_t point = initial_of(bytes, length);
+    for (size_t i = 0; i < BERTH_COUNT_OF(unspaced); i++) {
+        if (point >= unspaced[i].first && point <= unspaced[i].last) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Of a script with spaces. */
+static bool begins_letter(const char *bytes, size_t length)
+{
+    uint32_t point = initial_of(bytes, length);
+    return (point >= '0' && point <= '9') || (point >= 'a' && point <= 'z') ||
+           (point >= 'A' && point <= 'Z') || (point >= 0xC0 && point < 0x0E00);
+}
+
+/* Does a word begin at this piece? */
+static bool parts(const struct gathered *word, const char *bytes, size_t length)
+{
+    return bytes[0] == ' ' ||
+           (word->spoken && (begins_unspaced(bytes, length) ||
+                             (word->unspaced && begins_letter(bytes, length))));
 }
 
 /* Writes the word's text and keeps it, unless it is nothing but spaces. */
@@ -343,6 +406,7 @@ static void close_word(struct gathered *word, const struct berth_parakeet_token 
         out->text.failed = true;
     }
     berth_buf_clear(&word->bytes);
+    word->spoken = word->unspaced = false;
     word->count = 0;
     word->logprob = 0;
 }
@@ -359,12 +423,14 @@ static enum berth_code make_words(const struct berth_parakeet_pieces *pieces,
         if (length == 0) {
             continue;
         }
-        if (word.count > 0 && bytes[0] == ' ') {
+        if (word.count > 0 && parts(&word, bytes, length)) {
             close_word(&word, tokens, out);
         }
         if (word.count == 0) {
             word.first = i;
         }
+        word.unspaced = word.unspaced || (!word.spoken && begins_unspaced(bytes, length));
+        word.spoken = word.spoken || initial_of(bytes, length) != ' ';
         berth_buf_append(&word.bytes, bytes, length);
         word.logprob += logprob_of(&tokens[i]);
         word.end = tokens[i].frame + (tokens[i].duration > 1 ? tokens[i].duration : 1);
@@ -411,7 +477,8 @@ static bool has_ending(const char *text, size_t *length, const char *const *endi
 static bool ends_sentence(const char *text, size_t length)
 {
     static const char *const closers[] = {"\"", "'", ")", "]", "\xE2\x80\x99", "\xE2\x80\x9D",
-                                          "\xC2\xBB", NULL};
+                                          "\xC2\xBB", "\xE3\x80\x8D", "\xE3\x80\x8F", "\xEF\xBC\x89",
+                                          NULL};
     static const char *const enders[] = {".", "?", "!", "\xE2\x80\xA6", "\xE3\x80\x82",
                                          "\xEF\xBC\x9F", "\xEF\xBC\x81", NULL};
     while (has_ending(text, &length, closers)) {
@@ -431,8 +498,8 @@ static bool is_break(const struct berth_parakeet_transcript *transcript,
     }
     size_t space = text[word->text] == ' ' ? 1 : 0;
     char initial = text[word->text + space];
-    return ends_sentence(text + before->text, before->text_bytes) && space == 1 &&
-           !(initial >= 'a' && initial <= 'z');
+    return ends_sentence(text + before->text, before->text_bytes) &&
+           (space == 0 || !(initial >= 'a' && initial <= 'z'));
 }
 
 static void make_segments(struct berth_parakeet_transcript *transcript,

@@ -20,7 +20,7 @@ enum berth_code berth_parakeet_pieces_read(const char *folder, uint32_t vocabula
                                            struct berth_err *err) BERTH_MUST_USE;
 void berth_parakeet_pieces_destroy(struct berth_parakeet_pieces *pieces); /* NULL is fine */
 uint64_t berth_parakeet_pieces_bytes(const struct berth_parakeet_pieces *pieces);
-/* Does the token begin a word, with a space before it? */
+/* Does the token begin a word: with a space before it, or in a script that has none? */
 bool berth_parakeet_pieces_begins(const struct berth_parakeet_pieces *pieces, int32_t id);
 
 /* A token of a recording; times in encoder frames of 80 ms from its start. */
@@ -62,7 +62,7 @@ struct berth_parakeet_heard {
     double seconds; /* of the recording: no time lies past it */
 };
 
-/* Words begin at a piece with a leading space; every token of a transcript with words belongs to
+/* Words begin at a piece with a leading space, or in a script without spaces at each piece; every token of a transcript with words belongs to
  * one segment. A segment ends at a sentence's end, at a pause of 1 s or more, and before 30 s. */
 enum berth_code berth_parakeet_transcribe(const struct berth_parakeet_pieces *pieces,
                                           const struct berth_parakeet_heard *heard,
