@@ -993,8 +993,8 @@ static bool is_abandoned(const struct berth_instance *instance)
     return true;
 }
 
-/* Looks for the next windows of all rows, of one of them at least; who has none yet when the time is
- * over has it next time. */
+/* Looks for the next windows of all rows, of one of them at least; who has none yet when the time
+ * is over has it next time. */
 static void plan(struct berth_instance *instance, uint64_t t_end_ns)
 {
     const uint32_t slot_count = instance->model->slot_count;

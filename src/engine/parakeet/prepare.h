@@ -37,7 +37,7 @@ struct berth_parakeet_preparer {
     const struct berth_parakeet_weights *weights;
     struct berth_parakeet_shape shapes[BERTH_PARAKEET_SHAPES_MAX]; /* in the order of preparing */
     uint32_t shape_count;
-    /* Optional. When all choices are made, for each shape that they are all made for, in a pause. */
+    /* Optional. When all is chosen, for each shape whose choices were all made, in a pause. */
     enum berth_parakeet_ahead (*ahead)(void *context, const struct berth_parakeet_shape *shape);
     void *context;
 

@@ -4,8 +4,8 @@
  * a word are gathered first and made valid UTF-8 as a whole, because a character may lie in several
  * pieces. Tokens without text (special ones, ids the file does not name) say nothing.
  *
- * Where a script writes no spaces, a piece that begins with a letter of it is a word, and so is what
- * begins with another script's letter behind it; marks, small kana, vowels behind a consonant and
+ * Where a script writes no spaces, a piece that begins with a letter of it is a word, and so is
+ * what begins with another script's letter behind it; marks, small kana, vowels behind a consonant and
  * punctuation stay with what is before them. Dictionaries would find longer words: nobody here has
  * them, and a piece is the finest time there is.
  * A sentence's end is a word that ends in . ? ! or the like, perhaps with a closing quote behind
@@ -477,8 +477,8 @@ static bool has_ending(const char *text, size_t *length, const char *const *endi
 static bool ends_sentence(const char *text, size_t length)
 {
     static const char *const closers[] = {"\"", "'", ")", "]", "\xE2\x80\x99", "\xE2\x80\x9D",
-                                          "\xC2\xBB", "\xE3\x80\x8D", "\xE3\x80\x8F", "\xEF\xBC\x89",
-                                          NULL};
+                                          "\xC2\xBB", "\xE3\x80\x8D", "\xE3\x80\x8F",
+                                          "\xEF\xBC\x89", NULL};
     static const char *const enders[] = {".", "?", "!", "\xE2\x80\xA6", "\xE3\x80\x82",
                                          "\xEF\xBC\x9F", "\xEF\xBC\x81", NULL};
     while (has_ending(text, &length, closers)) {
