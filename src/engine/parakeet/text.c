@@ -5,9 +5,9 @@
  * pieces. Tokens without text (special ones, ids the file does not name) say nothing.
  *
  * Where a script writes no spaces, a piece that begins with a letter of it is a word, and so is
- * what begins with another script's letter behind it; marks, small kana, vowels behind a consonant and
- * punctuation stay with what is before them. Dictionaries would find longer words: nobody here has
- * them, and a piece is the finest time there is.
+ * what begins with another script's letter behind it; marks, small kana, vowels behind a consonant
+ * and punctuation stay with what is before them. Dictionaries would find longer words: nobody here
+ * has them, and a piece is the finest time there is.
  * A sentence's end is a word that ends in . ? ! or the like, perhaps with a closing quote behind
  * it, where the next word does not begin with a small letter (as after an abbreviation).
  */

@@ -63,7 +63,8 @@ struct berth_parakeet_heard {
 };
 
 /* Words begin at a piece with a leading space, or in a script without spaces at each piece; every
- * token of a transcript with words belongs to one segment. A segment ends at a sentence's end, at a pause of 1 s or more, and before 30 s. */
+ * token of a transcript with words belongs to one segment. A segment ends
+ * at a sentence's end, at a pause of 1 s or more, and before 30 s. */
 enum berth_code berth_parakeet_transcribe(const struct berth_parakeet_pieces *pieces,
                                           const struct berth_parakeet_heard *heard,
                                           struct berth_parakeet_transcript *out,
