@@ -86,8 +86,9 @@ static enum berth_code spec_read(struct reading *reading, uint64_t version,
 static enum berth_code spec_complete(const struct reading *reading, struct berth_model_spec *spec,
                                      struct berth_err *err);
 static enum berth_code backend_guess(struct berth_model_spec *spec, struct berth_err *err);
-static enum berth_code model_type_read(struct berth_model_spec *spec, const char **out,
+static enum berth_code model_kind_read(struct berth_model_spec *spec, const char **out,
                                        struct berth_err *err);
+static const char *kind_of(const json_t *json);
 static void files_walk(const char *folder, unsigned depth, struct files *files);
 static enum berth_code found_add(struct berth_repo_job *job, const char *name, uint64_t version,
                                  struct berth_repo_found **out, struct berth_err *err);
@@ -580,20 +581,21 @@ static enum berth_code backend_guess(struct berth_model_spec *spec, struct berth
         spec->backend = "onnxruntime";
         spec->platform = "onnxruntime_onnx";
     } else if (has_file(spec->folder_version, "config.json")) {
-        BERTH_TRY(model_type_read(spec, &spec->backend, err));
+        BERTH_TRY(model_kind_read(spec, &spec->backend, err));
     }
     spec->engine = berth_model_config_engine(spec->backend, spec->platform);
     if (spec->engine[0] == '\0') {
         return berth_fail(err, BERTH_INVALID,
                           "what runs model '%s' cannot be told: no backend or platform in its "
-                          "config, no model.onnx and no model_type in a config.json",
+                          "config, no model.onnx and no model_type in a config.json, nor "
+                          "architectures that are known",
                           spec->name);
     }
     return BERTH_OK;
 }
 
-/* model_type of a Hugging Face config; "" where there is none. */
-static enum berth_code model_type_read(struct berth_model_spec *spec, const char **out,
+/* What a Hugging Face config says that the model is; "" where it does not. */
+static enum berth_code model_kind_read(struct berth_model_spec *spec, const char **out,
                                        struct berth_err *err)
 {
     char path[PATH_BYTES + 64];
@@ -607,7 +609,7 @@ static enum berth_code model_type_read(struct berth_model_spec *spec, const char
     if (code != BERTH_OK) {
         (void)berth_fail(err, code, "%s: line %d: %s", path, where.line, where.text);
     }
-    const char *word = json_string_value(json_object_get(json, "model_type"));
+    const char *word = kind_of(json);
     *out = "";
     if (code == BERTH_OK && word != NULL && strlen(word) < 64) {
         char *copy = berth_arena_strdup(&spec->arena, word);
@@ -618,6 +620,37 @@ static enum berth_code model_type_read(struct berth_model_spec *spec, const char
     json_decref(json);
     berth_free(text);
     return code;
+}
+
+/* model_type if an engine of ours goes by it; else the first of architectures that one does; else
+ * model_type all the same, so that it is refused by that name. */
+static const char *kind_of(const json_t *json)
+{
+    static const struct {
+        const char *architecture;
+        const char *type;
+    } known[] = {
+        {"ParakeetForTDT", "parakeet_tdt"},
+        {"ParakeetForRNNT", "parakeet_rnnt"},
+        {"ParakeetForCTC", "parakeet_ctc"},
+        {"WhisperForConditionalGeneration", "whisper"},
+    };
+    const char *type = json_string_value(json_object_get(json, "model_type"));
+    const json_t *list = json_object_get(json, "architectures");
+    for (size_t i = 0; type != NULL && i < BERTH_COUNT_OF(known); i++) {
+        if (strcmp(type, known[i].type) == 0) {
+            return type;
+        }
+    }
+    for (size_t at = 0; at < json_array_size(list); at++) {
+        const char *name = json_string_value(json_array_get(list, at));
+        for (size_t i = 0; name != NULL && i < BERTH_COUNT_OF(known); i++) {
+            if (strcmp(name, known[i].architecture) == 0) {
+                return known[i].type;
+            }
+        }
+    }
+    return type;
 }
 
 static void files_walk(const char *folder, unsigned depth, struct files *files)

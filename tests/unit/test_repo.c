@@ -180,6 +180,43 @@ static void finds_models_sorted(void **state)
                                "g/1 onnx; h/1 python");
 }
 
+/* What config.json calls the model: its type, else its architecture. */
+static void tells_the_engine_by_config_json(void **state)
+{
+    static const struct {
+        const char *json;
+        const char *found;
+    } cases[] = {
+        {"{\"model_type\": \"parakeet_tdt\"}", "a/1 parakeet"},
+        {"{\"model_type\": \"parakeet_rnnt\"}", "a/1 parakeet"},
+        {"{\"model_type\": \"parakeet_ctc\"}", "a/1 parakeet"},
+        {"{\"architectures\": [\"ParakeetForTDT\"]}", "a/1 parakeet"},
+        {"{\"architectures\": [\"ParakeetForRNNT\"]}", "a/1 parakeet"},
+        {"{\"architectures\": [\"ParakeetForCTC\"]}", "a/1 parakeet"},
+        {"{\"architectures\": [\"WhisperForConditionalGeneration\"]}", "a/1 whisper"},
+        {"{\"model_type\": \"mine\", \"architectures\": [\"ParakeetForTDT\"]}", "a/1 parakeet"},
+        {"{\"model_type\": 5, \"architectures\": [\"ParakeetForCTC\"]}", "a/1 parakeet"},
+        {"{\"model_type\": \"whisper\", \"architectures\": [\"ParakeetForTDT\"]}", "a/1 whisper"},
+        {"{\"architectures\": [\"Mine\", \"ParakeetForTDT\"]}", "a/1 parakeet"},
+        {"{\"architectures\": [7, null, {}, \"ParakeetForTDT\"]}", "a/1 parakeet"},
+        {"{\"model_type\": \"bert\", \"architectures\": [\"BertModel\"]}", "a/1 bert"},
+        {"{\"architectures\": [\"BertModel\"]}", "a/1 !INVALID"},
+        {"{\"architectures\": [\"ParakeetForTDTs\"]}", "a/1 !INVALID"},
+        {"{\"architectures\": []}", "a/1 !INVALID"},
+        {"{\"architectures\": \"ParakeetForTDT\"}", "a/1 !INVALID"},
+        {"{\"architectures\": {\"0\": \"ParakeetForTDT\"}}", "a/1 !INVALID"},
+        {"[\"ParakeetForTDT\"]", "a/1 !INVALID"},
+        {"{}", "a/1 !INVALID"},
+    };
+    (void)state;
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        char found[256];
+        make_file("a/config.json", cases[i].json);
+        scan(found, sizeof(found));
+        assert_string_equal(found, cases[i].found);
+    }
+}
+
 static void broken_models_leave_the_rest(void **state)
 {
     char found[1024];
@@ -441,6 +478,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(judges_names),
         cmocka_unit_test_setup_teardown(finds_models_sorted, setup, teardown),
+        cmocka_unit_test_setup_teardown(tells_the_engine_by_config_json, setup, teardown),
         cmocka_unit_test_setup_teardown(broken_models_leave_the_rest, setup, teardown),
         cmocka_unit_test_setup_teardown(follows_the_version_policy, setup, teardown),
         cmocka_unit_test_setup_teardown(reads_one_model, setup, teardown),
