@@ -107,11 +107,20 @@ void berth_log(enum berth_log_level level, const char *module, uint64_t request_
 void berth_log_err(enum berth_log_level level, const char *module, uint64_t request_id,
                    const struct berth_err *err)
 {
-    const char *file = err->file != NULL ? err->file : "";
-    const char *slash = strrchr(file, '/');
-    berth_log(level, module, request_id, "%s code=%s field=%s at=%s:%d", err->msg,
-              berth_code_name(err->code), err->field != NULL ? err->field : "-",
-              slash != NULL ? slash + 1 : file, err->line);
+    const char *code = berth_code_name(err->code);
+    const char *slash = err->file == NULL ? NULL : strrchr(err->file, '/');
+    const char *file = slash != NULL ? slash + 1 : err->file;
+    if (file == NULL && err->field == NULL) { /* from another process */
+        berth_log(level, module, request_id, "%s code=%s", err->msg, code);
+    } else if (file == NULL) {
+        berth_log(level, module, request_id, "%s code=%s field=%s", err->msg, code, err->field);
+    } else if (err->field == NULL) {
+        berth_log(level, module, request_id, "%s code=%s at=%s:%d", err->msg, code, file,
+                  err->line);
+    } else {
+        berth_log(level, module, request_id, "%s code=%s field=%s at=%s:%d", err->msg, code,
+                  err->field, file, err->line);
+    }
 }
 
 void berth_log_flush(void)

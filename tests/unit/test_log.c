@@ -104,6 +104,33 @@ static void levels(void **state)
     berth_log_set_level(BERTH_LOG_INFO);
 }
 
+/* What an error does not have is not in its line. */
+static void errors_tell_what_they_have(void **state)
+{
+    static const struct {
+        const char *field;
+        const char *file;
+        const char *line;
+    } cases[] = {
+        {NULL, NULL, "WARN api msg=\"none left\" code=BUSY\n"},
+        {"file", NULL, "WARN api msg=\"none left\" code=BUSY field=file\n"},
+        {NULL, "x.c", "WARN api msg=\"none left\" code=BUSY at=x.c:7\n"},
+        {NULL, "a/b/x.c", "WARN api msg=\"none left\" code=BUSY at=x.c:7\n"},
+        {"file", "a/x.c", "WARN api msg=\"none left\" code=BUSY field=file at=x.c:7\n"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err;
+        berth_fail(&err, BERTH_BUSY, "none left");
+        err.field = cases[i].field;
+        err.file = cases[i].file;
+        err.line = 7;
+        capture_begin();
+        berth_log_err(BERTH_LOG_WARN, "api", 0, &err);
+        assert_string_equal(capture_end(), cases[i].line);
+    }
+}
+
 static void errors_tell_where(void **state)
 {
     struct berth_err err;
@@ -150,6 +177,7 @@ int main(void)
         cmocka_unit_test(nothing_forges_a_line),
         cmocka_unit_test(long_texts_are_cut_in_one_line),
         cmocka_unit_test(levels),
+        cmocka_unit_test(errors_tell_what_they_have),
         cmocka_unit_test(errors_tell_where),
         cmocka_unit_test(a_second_has_room_for_so_many),
     };
