@@ -2,7 +2,9 @@
  *
  * /metrics is Prometheus text: berth's own families, and Triton's nv_inference_* names beside them
  * so that dashboards made for Triton keep working. Labels are bounded: the first METRICS_MODELS_MAX
- * models by name have series of their own, the rest are summed as model="other".
+ * models by name have series of their own, the rest are summed as model="other". What a model has
+ * only where it is loaded is labelled with the device; counters and times outlive a load, and go on
+ * in one series when it moves.
  */
 #include <inttypes.h>
 #include <stddef.h>
@@ -25,6 +27,7 @@ struct server_row {
 static enum berth_code health(struct berth_call *call, struct berth_err *err);
 static enum berth_code metrics(struct berth_call *call, struct berth_err *err);
 static void put_server(struct berth_buf *out, struct berth_api *api);
+static void put_devices(struct berth_buf *out, struct berth_sched *sched);
 static void put_models(struct berth_buf *out, struct berth_model **models, size_t count);
 static void put_family(struct berth_buf *out, const char *name, const char *type, const char *help);
 static void put_rows(struct berth_buf *out, const struct server_row *rows, size_t count);
@@ -127,8 +130,7 @@ static void put_server(struct berth_buf *out, struct berth_api *api)
         {"berth_cancelled_requests_total", "counter", "Requests whose client left",
          sched.cancelled},
         {"berth_wasted_requests_total", "counter", "Requests run for nobody", sched.wasted_count},
-        {"berth_model_bytes", "gauge", "Memory the loaded models hold", sched.bytes_models},
-        {"berth_model_bytes_limit", "gauge", "Memory they may hold", sched.bytes_models_max},
+        {"berth_repository_scans_total", "counter", "Looks at the whole repository", sched.scans},
         {"berth_slab_bytes", "gauge", "Bytes of bodies, audio and tensors now", slabs.bytes_out},
         {"berth_slab_bytes_peak", "gauge", "The most so far", slabs.bytes_peak},
         {"berth_slab_refusals_total", "counter", "Takes refused by the byte budget",
@@ -145,7 +147,35 @@ static void put_server(struct berth_buf *out, struct berth_api *api)
     berth_buf_printf(out, "berth_oldest_request_seconds %.6f\n", (double)sched.head_age_ns / 1e9);
     put_family(out, "berth_wasted_seconds_total", "counter", "Worker time spent for nobody");
     berth_buf_printf(out, "berth_wasted_seconds_total %.6f\n", (double)sched.wasted_ns / 1e9);
+    put_devices(out, api->options.sched);
     put_http(out, atomic_load(&api->http));
+}
+
+static void put_devices(struct berth_buf *out, struct berth_sched *sched)
+{
+    static const struct {
+        const char *name;
+        const char *type;
+        const char *help;
+    } families[] = {
+        {"berth_model_bytes", "gauge", "Memory the loaded models hold"},
+        {"berth_model_bytes_limit", "gauge", "Memory they may hold"},
+        {"berth_device_well", "gauge", "1 while the device is given loads"},
+        {"berth_device_faults_total", "counter", "Ends of its worker process that cost something"},
+        {"berth_device_fallbacks_total", "counter",
+         "Loads it did not take and another device had to"},
+    };
+    for (size_t f = 0; f < BERTH_COUNT_OF(families); f++) {
+        struct berth_device_stats device;
+        put_family(out, families[f].name, families[f].type, families[f].help);
+        for (size_t i = 0; berth_sched_device_stats(sched, i, &device); i++) {
+            const uint64_t values[BERTH_COUNT_OF(families)] = {
+                device.bytes_models, device.bytes_models_max, device.well, device.faults,
+                device.fallbacks};
+            berth_buf_printf(out, "%s{device=\"%s\"} %" PRIu64 "\n", families[f].name,
+                             device.device, values[f]);
+        }
+    }
 }
 
 #define READ_STAT(name, field)                                                                     \
@@ -183,9 +213,21 @@ static uint64_t read_warm(struct berth_model *model)
     return berth_model_state(model) == BERTH_STATE_WARM;
 }
 
-static const struct model_row model_rows[] = {
+static uint64_t read_fallback(struct berth_model *model)
+{
+    char why[2];
+    return berth_model_place(model, why, sizeof(why)) != NULL && why[0] != '\0';
+}
+
+/* With the device while the model is loaded. */
+static const struct model_row placed_rows[] = {
     {"berth_model_warm", "gauge", "1 while the model is loaded", "", read_warm},
     {"berth_model_loaded_bytes", "gauge", "Memory the model holds", "", read_bytes},
+    {"berth_model_fallback", "gauge", "1 while it is not on the GPU that it suits", "",
+     read_fallback},
+};
+
+static const struct model_row model_rows[] = {
     {"berth_model_loads_total", "counter", "Loads that succeeded", "", read_loads},
     {"berth_model_load_failures_total", "counter", "Loads that failed", "", read_loads_failed},
     {"berth_model_unloads_total", "counter", "Unloads", "", read_unloads},
@@ -225,7 +267,7 @@ static void put_label(struct berth_buf *out, const char *text)
 }
 
 static void put_row(struct berth_buf *out, const struct model_row *row, struct berth_model **models,
-                    size_t count)
+                    size_t count, bool placed)
 {
     uint64_t other = 0;
     if (row->type != NULL) {
@@ -239,8 +281,12 @@ static void put_row(struct berth_buf *out, const struct model_row *row, struct b
         }
         berth_buf_printf(out, "%s{model=\"", row->name);
         put_label(out, models[i]->name);
-        berth_buf_printf(out, "\"%s,version=\"%" PRIu64 "\"} %" PRIu64 "\n", row->labels,
-                         models[i]->version, value);
+        berth_buf_printf(out, "\"%s,version=\"%" PRIu64 "\"", row->labels, models[i]->version);
+        const char *device = placed ? atomic_load(&models[i]->device) : NULL;
+        if (device != NULL) {
+            berth_buf_printf(out, ",device=\"%s\"", device);
+        }
+        berth_buf_printf(out, "} %" PRIu64 "\n", value);
     }
     if (count > METRICS_MODELS_MAX) {
         berth_buf_printf(out, "%s{model=\"other\"%s,version=\"0\"} %" PRIu64 "\n", row->name,
@@ -293,8 +339,11 @@ static void put_models(struct berth_buf *out, struct berth_model **models, size_
         {"berth_run_seconds", "", "Time of a batch or step on a worker",
          offsetof(struct berth_model_detail, run_us)},
     };
+    for (size_t i = 0; i < BERTH_COUNT_OF(placed_rows); i++) {
+        put_row(out, &placed_rows[i], models, count, true);
+    }
     for (size_t i = 0; i < BERTH_COUNT_OF(model_rows); i++) {
-        put_row(out, &model_rows[i], models, count);
+        put_row(out, &model_rows[i], models, count, false);
     }
     size_t shown = count < METRICS_MODELS_MAX ? count : METRICS_MODELS_MAX;
     for (size_t h = 0; h < BERTH_COUNT_OF(hists); h++) {

@@ -36,6 +36,7 @@ static void answer_empty(struct berth_call *call);
 static void put_ios(struct berth_buf *out, const struct berth_model_spec *spec,
                     const struct berth_io *ios, size_t count);
 static void put_stats(struct berth_buf *out, struct berth_model *model);
+static void put_memory(struct berth_buf *out, struct berth_model *model);
 static enum berth_code read_json(struct berth_call *call, json_t **out, struct berth_err *err);
 
 void berth_kserve_error_body(const struct berth_err *err, struct berth_buf *out)
@@ -233,12 +234,14 @@ static enum berth_code all_stats(struct berth_call *call, struct berth_err *err)
 }
 
 /* State and reason as Triton's index says them. A cold model of demand mode is READY: a request
- * will be answered. */
+ * will be answered. For who asks ("device": true): where a loaded one is, and why on no GPU. */
 static void put_index_item(struct berth_call *call, struct berth_buf *out,
-                           struct berth_model *model)
+                           struct berth_model *model, bool devices)
 {
     char reason[256];
+    char fallback[256];
     enum berth_model_state state = berth_model_state(model);
+    const char *device = berth_model_place(model, fallback, sizeof(fallback));
     berth_model_reason(model, reason, sizeof(reason));
     const char *text = available(call, model)       ? "READY"
                        : state == BERTH_STATE_LOADING  ? "LOADING"
@@ -252,6 +255,13 @@ static void put_index_item(struct berth_call *call, struct berth_buf *out,
         berth_buf_puts(out, ",\"reason\":");
         berth_buf_json_string(out, reason, strlen(reason));
     }
+    if (devices && device != NULL) {
+        berth_buf_printf(out, ",\"device\":\"%s\"", device);
+    }
+    if (devices && fallback[0] != '\0') {
+        berth_buf_puts(out, ",\"fallback\":");
+        berth_buf_json_string(out, fallback, strlen(fallback));
+    }
     berth_buf_puts(out, "}");
 }
 
@@ -263,6 +273,7 @@ static enum berth_code repository_index(struct berth_call *call, struct berth_er
     json_t *root = NULL;
     BERTH_TRY(read_json(call, &root, err));
     bool ready_only = json_is_true(json_object_get(root, "ready"));
+    bool devices = json_is_true(json_object_get(root, "device"));
     json_decref(root);
     if (!berth_catalog_list(call->api->options.catalog, &models, &count)) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the answer");
@@ -272,7 +283,7 @@ static enum berth_code repository_index(struct berth_call *call, struct berth_er
     for (size_t i = 0; i < count; i++) {
         if (!ready_only || available(call, models[i])) {
             berth_buf_puts(&text, first ? "" : ",");
-            put_index_item(call, &text, models[i]);
+            put_index_item(call, &text, models[i], devices);
             first = false;
         }
         berth_model_release(models[i]);
@@ -429,10 +440,20 @@ static void put_stats(struct berth_buf *out, struct berth_model *model)
         berth_buf_puts(out, "}");
         first = false;
     }
-    berth_buf_puts(out, "],\"memory_usage\":[");
+    put_memory(out, model);
+}
+
+/* Of "cuda:0" Triton's type is GPU, and the id 0. */
+static void put_memory(struct berth_buf *out, struct berth_model *model)
+{
+    const char *device = atomic_load(&model->device);
+    const char *id = device == NULL ? NULL : strchr(device, ':');
     uint64_t bytes = atomic_load(&model->bytes_used);
+    berth_buf_puts(out, "],\"memory_usage\":[");
     if (bytes > 0) {
-        berth_buf_printf(out, "{\"type\":\"CPU\",\"id\":\"0\",\"byte_size\":%" PRIu64 "}", bytes);
+        bool gpu = device != NULL && strncmp(device, "cuda", 4) == 0;
+        berth_buf_printf(out, "{\"type\":\"%s\",\"id\":\"%s\",\"byte_size\":%" PRIu64 "}",
+                         gpu ? "GPU" : "CPU", id == NULL ? "0" : id + 1, bytes);
     }
     berth_buf_puts(out, "]}");
 }

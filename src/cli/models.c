@@ -19,6 +19,8 @@ static enum berth_code describe(struct berth_repo_job *job, struct berth_err *er
 static json_t *folder_json(struct berth_repo_job *job);
 static json_t *server_json(json_t *index, json_t *stats);
 static void print_table(json_t *rows);
+static void print_folder_row(json_t *row);
+static void print_server_row(json_t *row);
 static void print_bytes(uint64_t bytes);
 
 int berth_cli_models(const struct berth_config *config)
@@ -63,7 +65,7 @@ static int list_server(const struct berth_config *config)
     json_t *stats = NULL;
     struct berth_err err = {0};
     int status = 1;
-    if (fetch_json(config, "/v2/repository/index", "", &index, &err) == BERTH_OK &&
+    if (fetch_json(config, "/v2/repository/index", "{\"device\":true}", &index, &err) == BERTH_OK &&
         fetch_json(config, "/v2/models/stats", NULL, &stats, &err) == BERTH_OK) {
         status = show(config, server_json(index, stats));
     } else {
@@ -172,24 +174,48 @@ static const char *text_of(json_t *row, const char *key)
     return text == NULL ? "" : text;
 }
 
+/* A folder has engines, a server devices. */
 static void print_table(json_t *rows)
 {
     size_t i;
     json_t *row;
-    bool engines = json_object_get(json_array_get(rows, 0), "engine") != NULL; /* a server's: no */
-    printf("%-28s %-8s %-12s %-*s %10s\n", "MODEL", "VERSION", "STATE", engines ? 10 : 0,
-           engines ? "ENGINE" : "", "BYTES");
+    bool folder = json_object_get(json_array_get(rows, 0), "engine") != NULL;
+    printf("%-28s %-8s %-12s %-10s %10s\n", "MODEL", "VERSION", "STATE",
+           folder ? "ENGINE" : "DEVICE", "BYTES");
     json_array_foreach(rows, i, row)
     {
-        json_t *version = json_object_get(row, "version");
-        char number[24];
-        snprintf(number, sizeof(number), "%" JSON_INTEGER_FORMAT, json_integer_value(version));
-        printf("%-28s %-8s %-12s %-*s ", text_of(row, "name"),
-               json_is_string(version) ? json_string_value(version) : number, text_of(row, "state"),
-               engines ? 10 : 0, text_of(row, "engine"));
-        print_bytes((uint64_t)json_integer_value(json_object_get(row, "bytes")));
-        printf("%s%s\n", text_of(row, "reason")[0] == '\0' ? "" : "  ", text_of(row, "reason"));
+        if (folder) {
+            print_folder_row(row);
+        } else {
+            print_server_row(row);
+        }
     }
+}
+
+static void print_folder_row(json_t *row)
+{
+    const char *reason = text_of(row, "reason");
+    printf("%-28s %-8" JSON_INTEGER_FORMAT " %-12s %-10s ", text_of(row, "name"),
+           json_integer_value(json_object_get(row, "version")), text_of(row, "state"),
+           text_of(row, "engine"));
+    print_bytes((uint64_t)json_integer_value(json_object_get(row, "bytes")));
+    printf("%s%s\n", reason[0] == '\0' ? "" : "  ", reason);
+}
+
+static void print_server_row(json_t *row)
+{
+    const char *reason = text_of(row, "reason");
+    const char *fallback = text_of(row, "fallback");
+    const char *device = text_of(row, "device");
+    printf("%-28s %-8s %-12s %-10s ", text_of(row, "name"), text_of(row, "version"),
+           text_of(row, "state"), device[0] == '\0' ? "-" : device);
+    print_bytes((uint64_t)json_integer_value(json_object_get(row, "bytes")));
+    if (reason[0] != '\0') {
+        printf("  %s", reason);
+    } else if (fallback[0] != '\0') {
+        printf("  not on the GPU: %s", fallback);
+    }
+    printf("\n");
 }
 
 static void print_bytes(uint64_t bytes)

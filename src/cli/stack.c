@@ -50,8 +50,8 @@ enum berth_code berth_stack_start(const struct berth_config *config, struct bert
         berth_stack_finish(stack);
         return code;
     }
-    struct berth_admin scan = {.kind = BERTH_ADMIN_SCAN};
-    code = berth_stack_admin(stack, &scan, err);
+    struct berth_admin begun = {.kind = BERTH_ADMIN_BEGUN}; /* then the catalogue is filled */
+    code = berth_stack_admin(stack, &begun, err);
     if (code != BERTH_OK) {
         berth_stack_finish(stack);
         return code;

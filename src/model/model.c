@@ -54,6 +54,7 @@ void berth_model_release(struct berth_model *model)
     berth_spec_release(model->spec);
     berth_free(atomic_load(&model->stats.detail));
     berth_free(model->reason);
+    berth_free(model->fallback);
     berth_free((char *)model->name);
     berth_free(model);
 }
@@ -107,6 +108,26 @@ void berth_model_set_state(struct berth_model *model, enum berth_model_state sta
     atomic_store(&model->state, (int)state);
     pthread_mutex_unlock(&model->mu);
     berth_free(reason_old);
+}
+
+void berth_model_set_place(struct berth_model *model, const char *device, const char *fallback)
+{
+    char *fallback_new = fallback != NULL ? berth_strdup(fallback) : NULL; /* NULL: nothing told */
+    pthread_mutex_lock(&model->mu);
+    char *fallback_old = model->fallback;
+    model->fallback = fallback_new;
+    atomic_store(&model->device, device);
+    pthread_mutex_unlock(&model->mu);
+    berth_free(fallback_old);
+}
+
+const char *berth_model_place(struct berth_model *model, char *fallback, size_t bytes)
+{
+    pthread_mutex_lock(&model->mu);
+    const char *device = atomic_load(&model->device);
+    snprintf(fallback, bytes, "%s", model->fallback != NULL ? model->fallback : "");
+    pthread_mutex_unlock(&model->mu);
+    return device;
 }
 
 void berth_model_reason(struct berth_model *model, char *out, size_t bytes)

@@ -201,6 +201,7 @@ struct berth_model {
     _Atomic int state;   /* enum berth_model_state; controller only */
     _Atomic bool listed; /* present in the repository and served by its version policy */
     _Atomic uint64_t bytes_used; /* measured while loaded */
+    _Atomic(const char *) device; /* while loaded: "cuda:0"; lends for its worker's life */
     _Atomic uint64_t t_used_ns;  /* last request */
     _Atomic uint64_t t_retry_ns; /* FAILED: refused until then */
     _Atomic uint64_t
@@ -210,6 +211,7 @@ struct berth_model {
     pthread_mutex_t mu;
     struct berth_model_spec *spec; /* guarded by mu; take with berth_model_spec */
     char *reason;                  /* guarded by mu; owned; why it is unavailable; NULL: "" */
+    char *fallback;                /* guarded by mu; owned; why it is on no GPU; NULL: "" */
 };
 
 /* A cold model with one reference; NULL: no memory. */
@@ -226,6 +228,11 @@ void berth_model_set_state(struct berth_model *model, enum berth_model_state sta
                            const char *reason);
 enum berth_model_state berth_model_state(const struct berth_model *model);
 void berth_model_reason(struct berth_model *model, char *out, size_t bytes);
+/* Where it is loaded (borrows device; NULL: nowhere), and if that is not the GPU that it suits, why
+ * (NULL: it is where it belongs). */
+void berth_model_set_place(struct berth_model *model, const char *device, const char *fallback);
+/* The device, NULL: nowhere; and the reason, "" if none. Any thread. */
+const char *berth_model_place(struct berth_model *model, char *fallback, size_t bytes);
 struct berth_model *berth_model_retain(struct berth_model *model);
 void berth_model_release(struct berth_model *model); /* NULL is fine */
 

@@ -4,7 +4,8 @@
  *                  │     └─ copies: a spec loaded on a device, or on its way there (copies.c)
  *                  │           ├─ batcher: tickets that wait for a seat (batcher.h)
  *                  │           └─ seats: an instance and the one message that works on it
- *                  ├─ devices: a worker, its ledger, whose turn it is (dispatch.c)
+ *                  ├─ devices: a worker, its ledger, its health (devices.c), whose turn it is
+ *                  │           (dispatch.c)
  *                  ├─ tickets: accepted requests (ticket.c)
  *                  └─ ops: admin operations under way (ops.c)
  *
@@ -24,6 +25,7 @@
 #include "sched/timers.h"
 
 #define BERTH_BATCH_REQUESTS_MAX 1024 /* requests in one message, whatever a config says */
+#define BERTH_DEVICES_MAX 64
 
 struct berth_runtime;
 struct berth_copy;
@@ -92,6 +94,14 @@ enum berth_copy_state {
     BERTH_COPY_UNLOADING  /* UNLOAD is under way */
 };
 
+/* Why a model is not on the GPU that it suits (S15). */
+enum berth_fallback {
+    BERTH_FALLBACK_NONE,
+    BERTH_FALLBACK_UNWELL,  /* the GPU takes nothing now */
+    BERTH_FALLBACK_REFUSED, /* it did not take this model */
+    BERTH_FALLBACK_NO_ROOM
+};
+
 /* One spec loaded on one device. */
 struct berth_copy {
     struct berth_sched *sched;
@@ -101,7 +111,11 @@ struct berth_copy {
     uint64_t load_id;
     uint64_t epoch;                /* the worker's, in which it was loaded (R10) */
     enum berth_copy_state state;
-    bool abandoned;                /* LOADING, but nobody wants it any more */
+    bool abandoned;                /* LOADING, but unloaded before it is there */
+    bool unwanted;                 /* LOADING, and nobody waits for it (S16) */
+    bool told_to_stop;             /* its LOAD may come back CANCELLED */
+    uint64_t passed;               /* devices that did not take this load, a bit for each (S15) */
+    struct berth_timer start_timer; /* LOADING: its device has been starting for too long */
     bool evicted;                  /* RETIRING to make room */
     struct berth_lease lease;
     struct berth_worker_msg msg;   /* LOAD, then UNLOAD */
@@ -132,19 +146,35 @@ struct berth_runtime {
     struct berth_link waiting;     /* tickets */
     struct berth_link waits;       /* ops that wait for it (ops.h) */
     bool keep;                     /* its copies are never evicted */
+    bool promised;                 /* a client was told to come again: its load is wanted (S16) */
     uint32_t failures;             /* in a row */
     uint64_t stamp_failed;         /* files_stamp of the last load that failed; 0: none */
     uint64_t load_ns;              /* moving average; 0: unknown */
     uint64_t bytes_measured;       /* at the last load */
+    const struct berth_device *measured_on;
+    /* S15: what GPUs said to it. */
+    bool gpu_never;                /* none takes files of this stamp */
+    uint64_t stamp_gpu;
+    uint64_t t_gpu_ns;             /* none is asked before that */
+    uint32_t gpu_refusals;         /* in a row */
+    char refusal[240];             /* the last one's words */
+    enum berth_fallback fallback;  /* the last one told */
+    char fallback_why[240];
 };
 
 /* A worker, and who may use it. */
 struct berth_device {
     struct berth_worker *worker;
     struct berth_residency ledger;
+    bool gpu;
+    uint64_t epoch_seen;           /* of the worker's: each next one is a fault */
+    uint32_t faults;               /* in a row: without a run that ended well between them */
+    uint64_t t_well_ns;            /* after several of them: not asked before that */
     uint32_t under_way;            /* RUN and STEP messages */
     uint64_t virtual_ns;           /* of the copy that had the last turn */
     struct berth_link ready;       /* copies that may have work for a seat */
+    _Atomic uint64_t bytes_models, faults_total, fallbacks_total; /* any thread reads these */
+    atomic_bool well;
 };
 
 struct berth_sched {
@@ -179,8 +209,7 @@ struct berth_sched {
     _Atomic uint64_t t_head_ns;    /* when the oldest queued ticket was queued; 0: none */
     _Atomic uint64_t queued, running, accepted, completed, refused, expired, cancelled;
     _Atomic uint64_t wasted_ns, wasted_count;
-    _Atomic uint64_t bytes_models;
-    uint64_t bytes_models_max;     /* fixed */
+    _Atomic uint64_t scans;
 };
 
 /* ticket.c - the way of one request through the controller. */
@@ -207,12 +236,14 @@ enum berth_code berth_runtime_judge(struct berth_model *model, uint64_t now_ns,
 enum berth_code berth_runtime_load(struct berth_runtime *runtime, struct berth_model_spec *spec,
                                    struct berth_err *err) BERTH_MUST_USE;
 void berth_runtime_want(struct berth_ticket *ticket);   /* its model is not warm */
-void berth_runtime_left(struct berth_runtime *runtime); /* a waiting ticket is gone */
+void berth_runtime_left(struct berth_runtime *runtime); /* a waiting ticket is gone (S16) */
+void berth_runtime_rejoin(struct berth_runtime *runtime); /* somebody waits for its load again */
 void berth_runtime_unload(struct berth_runtime *runtime);
 void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy);
 /* The load failed (backoff) or was refused for want of room; the copy is gone. */
 void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err *err,
                           bool refused);
+void berth_runtime_stopped(struct berth_runtime *runtime); /* its load, which nobody wanted */
 void berth_runtime_emptied(struct berth_runtime *runtime, bool evicted); /* a copy is gone */
 void berth_runtime_destroy(struct berth_runtime *runtime);
 uint32_t berth_runtime_predict_ms(const struct berth_runtime *runtime); /* until it is warm */
@@ -223,9 +254,27 @@ enum berth_code berth_copy_create(struct berth_runtime *runtime, struct berth_mo
 void berth_copy_destroy(struct berth_copy *copy);       /* NULL is fine; PENDING or gone only */
 void berth_copy_retire(struct berth_copy *copy);        /* no new work; unloads when it is idle */
 void berth_copy_settle(struct berth_copy *copy);        /* a ticket has left it */
+void berth_copy_want(struct berth_copy *copy, bool wanted); /* does anybody wait for it? (S16) */
+uint64_t berth_copy_bytes(const struct berth_copy *copy,
+                          const struct berth_device *device); /* to reserve for it there (R1) */
 void berth_copy_measure(struct berth_copy *copy, uint64_t bytes); /* held after a run; 0: unknown */
 void berth_device_lost(struct berth_sched *sched, struct berth_device *device); /* R10 */
 void berth_copies_pump(struct berth_sched *sched);      /* starts the loads that may start */
+
+/* devices.c - which device a load goes to (S15). */
+struct berth_device *berth_device_choose(struct berth_copy *copy); /* never NULL */
+/* The copy's device does not take it, for a reason that is not the model's: true where another may,
+ * and then berth_device_choose gives that one. */
+bool berth_device_pass(struct berth_copy *copy, enum berth_fallback kind, const char *why);
+/* The same for a load that came back with an error, which may be the model's. */
+bool berth_device_refused(struct berth_copy *copy, const struct berth_err *err);
+void berth_device_took(struct berth_copy *copy); /* its load went well */
+/* It serves on another device than the one that would be asked now. */
+bool berth_device_calls(const struct berth_copy *copy);
+/* Has its process ended? */
+void berth_device_observe(struct berth_device *device, uint64_t now_ns);
+void berth_device_worked(struct berth_device *device); /* a run ended well */
+bool berth_device_is_well(const struct berth_device *device, uint64_t now_ns);
 
 /* seats.c */
 enum berth_code berth_seats_create(struct berth_copy *copy, uint32_t instances, uint32_t slots,

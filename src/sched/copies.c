@@ -2,23 +2,29 @@
  *
  *     PENDING -> LOADING -> WARM -> RETIRING -> UNLOADING -> gone
  *
- * Rules R1 to R10 in residency/README.md. A copy that is no longer wanted while it loads is
- * abandoned: the load is not torn down half-way, its end is followed by the unload.
+ * Rules R1 to R10 in residency/README.md. A copy that is unloaded while it loads is abandoned: its
+ * worker is told (S16), and if it loads all the same, that is followed by the unload. A load that
+ * one device does not take goes back to the head of the line, for another (S15).
  */
 #include <inttypes.h>
 
 #include "base/log.h"
 #include "sched/controller.h"
 
+#define START_NS_MAX (10 * BERTH_NS_PER_S) /* for a GPU's process to be ready, if the CPU could */
+
 static enum berth_code make_room(struct berth_copy *copy, struct berth_err *err);
+static enum berth_code reserve(struct berth_copy *copy, struct berth_err *err);
 static void evict(struct berth_residency *ledger, uint64_t more);
-static uint64_t bytes_wanted(const struct berth_copy *copy);
-static uint64_t room_of(const struct berth_residency *ledger);
-static struct berth_device *best_device(const struct berth_copy *copy);
 static void lose(struct berth_copy *copy);
 static void lose_slots(struct berth_copy *copy, const struct berth_err *err);
 static void send_load(struct berth_copy *copy);
+static void starts_too_long(struct berth_timer *timer);
+static void stop_load(struct berth_copy *copy);
 static void deliver_loaded(struct berth_post *post);
+static void end_badly(struct berth_copy *copy, const struct berth_err *err);
+static void load_again(struct berth_copy *copy);
+static void load_elsewhere(struct berth_copy *copy, struct berth_err *err);
 static enum berth_code settle_in(struct berth_copy *copy, struct berth_err *err);
 static void note_load(struct berth_copy *copy);
 static void send_unload(struct berth_copy *copy);
@@ -55,6 +61,7 @@ void berth_copy_destroy(struct berth_copy *copy)
     }
     BERTH_ASSERT(copy->ticket_count == 0);
     berth_dispatch_forget(copy);
+    berth_timers_disarm(&copy->sched->timers, &copy->start_timer);
     berth_list_remove(&copy->load_link);
     berth_list_remove(&copy->link);
     if (copy->device != NULL) {
@@ -81,6 +88,7 @@ void berth_copy_retire(struct berth_copy *copy)
         berth_runtime_emptied(runtime, false);
     } else if (copy->state == BERTH_COPY_LOADING) {
         copy->abandoned = true;
+        stop_load(copy);
     } else if (copy->state == BERTH_COPY_WARM) {
         copy->state = BERTH_COPY_RETIRING;
         berth_residency_leave(&copy->device->ledger, &copy->lease);
@@ -99,6 +107,7 @@ void berth_copy_settle(struct berth_copy *copy)
 void berth_device_lost(struct berth_sched *sched, struct berth_device *device)
 {
     berth_worker_fault_seen(device->worker);
+    berth_device_observe(device, sched->now_ns);
     uint64_t epoch = atomic_load(&device->worker->epoch);
     BERTH_LIST_EACH(link, &sched->runtimes) {
         struct berth_runtime *runtime = BERTH_CONTAINER_OF(link, struct berth_runtime, link);
@@ -121,8 +130,32 @@ void berth_copy_measure(struct berth_copy *copy, uint64_t bytes)
     }
     berth_residency_correct(&copy->device->ledger, &copy->lease, bytes);
     copy->runtime->bytes_measured = bytes;
+    copy->runtime->measured_on = copy->device;
     atomic_store(&copy->runtime->model->bytes_used, bytes);
     evict(&copy->device->ledger, 0);
+}
+
+/* What it took there last time, else what the engine says, else the size of its files: the measured
+ * figure replaces it (R2). */
+uint64_t berth_copy_bytes(const struct berth_copy *copy, const struct berth_device *device)
+{
+    if (copy->runtime->bytes_measured > 0 && copy->runtime->measured_on == device) {
+        return copy->runtime->bytes_measured;
+    }
+    return copy->spec->bytes_estimate > 0 ? copy->spec->bytes_estimate : copy->spec->files_bytes;
+}
+
+void berth_copy_want(struct berth_copy *copy, bool wanted)
+{
+    if (copy->state != BERTH_COPY_LOADING || copy->abandoned || copy->unwanted != wanted) {
+        return;
+    }
+    copy->unwanted = !wanted;
+    if (wanted) {
+        berth_worker_want(copy->device->worker, &copy->msg, true);
+    } else {
+        stop_load(copy);
+    }
 }
 
 /* In order of demand; the head waits for room, and nobody passes it (R7). */
@@ -191,12 +224,24 @@ static void lose_slots(struct berth_copy *copy, const struct berth_err *err)
     }
 }
 
-/* OK: its bytes are reserved. BUSY: they will be when what leaves is gone. */
+/* On the first of its devices that has room. */
 static enum berth_code make_room(struct berth_copy *copy, struct berth_err *err)
 {
-    copy->device = best_device(copy);
+    for (;;) {
+        copy->device = berth_device_choose(copy);
+        enum berth_code code = reserve(copy, err);
+        if (code == BERTH_OK || code == BERTH_BUSY ||
+            !berth_device_pass(copy, BERTH_FALLBACK_NO_ROOM, err->msg)) {
+            return code;
+        }
+    }
+}
+
+/* OK: its bytes are reserved. BUSY: they will be when what leaves is gone. */
+static enum berth_code reserve(struct berth_copy *copy, struct berth_err *err)
+{
     struct berth_residency *ledger = &copy->device->ledger;
-    uint64_t bytes = bytes_wanted(copy);
+    uint64_t bytes = berth_copy_bytes(copy, copy->device);
     enum berth_code code = berth_residency_reserve(ledger, &copy->lease, bytes, err);
     if (code != BERTH_BUSY) {
         return code;
@@ -230,44 +275,6 @@ static void evict(struct berth_residency *ledger, uint64_t more)
     }
 }
 
-/* What it took last time, else what the engine says, else the size of its files: the measured
- * figure replaces it (R2). */
-static uint64_t bytes_wanted(const struct berth_copy *copy)
-{
-    if (copy->runtime->bytes_measured > 0) {
-        return copy->runtime->bytes_measured;
-    }
-    return copy->spec->bytes_estimate > 0 ? copy->spec->bytes_estimate : copy->spec->files_bytes;
-}
-
-static uint64_t room_of(const struct berth_residency *ledger)
-{
-    if (ledger->bytes_max == 0) {
-        return UINT64_MAX; /* no limit */
-    }
-    return ledger->bytes_used < ledger->bytes_max ? ledger->bytes_max - ledger->bytes_used : 0;
-}
-
-/* A GPU where the model can run on one, else the CPU; of several the one with the most room. */
-static struct berth_device *best_device(const struct berth_copy *copy)
-{
-    struct berth_sched *sched = copy->sched;
-    struct berth_device *best = NULL;
-    for (size_t i = 0; i < sched->device_count; i++) {
-        struct berth_device *device = &sched->devices[i];
-        if (!berth_worker_suits(device->worker, copy->spec)) {
-            continue;
-        }
-        bool gpu = berth_worker_is_gpu(device->worker);
-        bool best_gpu = best != NULL && berth_worker_is_gpu(best->worker);
-        if (best == NULL || (gpu && !best_gpu) ||
-            (gpu == best_gpu && room_of(&device->ledger) > room_of(&best->ledger))) {
-            best = device;
-        }
-    }
-    return best != NULL ? best : &sched->devices[0];
-}
-
 static void send_load(struct berth_copy *copy)
 {
     copy->state = BERTH_COPY_LOADING;
@@ -281,7 +288,29 @@ static void send_load(struct berth_copy *copy)
         .load_id = copy->load_id,
         .state = copy,
     };
+    if (copy->device->gpu &&
+        atomic_load(&copy->device->worker->condition) != BERTH_WORKER_READY) {
+        copy->start_timer.fire = starts_too_long;
+        berth_timers_arm(&copy->sched->timers, &copy->start_timer,
+                         copy->sched->now_ns + START_NS_MAX);
+    }
     berth_worker_send(copy->device->worker, &copy->msg);
+}
+
+/* Its device's process has not become ready: another one takes the load, if one may. */
+static void starts_too_long(struct berth_timer *timer)
+{
+    struct berth_copy *copy = BERTH_CONTAINER_OF(timer, struct berth_copy, start_timer);
+    if (atomic_load(&copy->device->worker->condition) != BERTH_WORKER_READY &&
+        berth_device_pass(copy, BERTH_FALLBACK_UNWELL, "its worker process does not start")) {
+        stop_load(copy);
+    }
+}
+
+static void stop_load(struct berth_copy *copy)
+{
+    copy->told_to_stop = true;
+    berth_worker_want(copy->device->worker, &copy->msg, false);
 }
 
 static void deliver_loaded(struct berth_post *post)
@@ -291,20 +320,13 @@ static void deliver_loaded(struct berth_post *post)
     struct berth_runtime *runtime = copy->runtime;
     struct berth_err err = msg->err;
     copy->sched->loads_under_way--;
+    berth_timers_disarm(&copy->sched->timers, &copy->start_timer);
+    berth_device_observe(copy->device, copy->sched->now_ns);
     if (err.code == BERTH_OK && msg->epoch != atomic_load(&copy->device->worker->epoch)) {
         (void)berth_fail(&err, BERTH_UNAVAILABLE, "its worker process has ended"); /* R10 */
     }
     if (err.code != BERTH_OK) {
-        runtime->stamp_failed = copy->spec->files_stamp;
-        bool abandoned = copy->abandoned;
-        if (runtime->next == copy) {
-            runtime->next = NULL;
-        }
-        berth_copy_destroy(copy);
-        if (!abandoned) {
-            berth_runtime_failed(runtime, &err, false);
-        }
-        berth_runtime_emptied(runtime, false);
+        end_badly(copy, &err);
         return;
     }
     note_load(copy);
@@ -314,12 +336,66 @@ static void deliver_loaded(struct berth_post *post)
     berth_residency_unpin(&copy->lease, copy->sched->now_ns);
     if (copy->abandoned) {
         berth_copy_retire(copy);
+    } else if (code != BERTH_OK && berth_device_refused(copy, &err)) {
+        load_elsewhere(copy, &err);
     } else if (code != BERTH_OK) {
         runtime->stamp_failed = copy->spec->files_stamp;
         berth_copy_retire(copy);
         berth_runtime_failed(runtime, &err, false);
     } else {
+        berth_device_took(copy);
         berth_runtime_loaded(runtime, copy);
+    }
+}
+
+/* It is tried again, given up for want of anybody who waits, or has failed. One that was stopped
+ * and is wanted again begins anew, as often as its clients change their minds. */
+static void end_badly(struct berth_copy *copy, const struct berth_err *err)
+{
+    struct berth_runtime *runtime = copy->runtime;
+    bool abandoned = copy->abandoned;
+    bool stopped = copy->told_to_stop && err->code == BERTH_CANCELLED;
+    bool goes_on = !abandoned && (stopped || berth_device_refused(copy, err));
+    if (goes_on && !copy->unwanted) {
+        load_again(copy);
+        return;
+    }
+    if (!abandoned && !goes_on) {
+        runtime->stamp_failed = copy->spec->files_stamp;
+    }
+    if (runtime->next == copy) {
+        runtime->next = NULL;
+    }
+    berth_copy_destroy(copy);
+    if (goes_on) {
+        berth_runtime_stopped(runtime);
+    } else if (!abandoned) {
+        berth_runtime_failed(runtime, err, false);
+    }
+    berth_runtime_emptied(runtime, false);
+}
+
+/* At the head of the line: it has waited its turn. */
+static void load_again(struct berth_copy *copy)
+{
+    struct berth_sched *sched = copy->sched;
+    berth_residency_release(&copy->device->ledger, &copy->lease);
+    copy->state = BERTH_COPY_PENDING;
+    copy->told_to_stop = false;
+    berth_list_insert_before(sched->load_queue.next, &copy->load_link);
+}
+
+/* It is loaded, but cannot stay where it is. */
+static void load_elsewhere(struct berth_copy *copy, struct berth_err *err)
+{
+    struct berth_runtime *runtime = copy->runtime;
+    struct berth_model_spec *spec = berth_spec_retain(copy->spec);
+    uint64_t passed = copy->passed;
+    berth_copy_retire(copy);
+    if (berth_runtime_load(runtime, spec, err) == BERTH_OK) {
+        runtime->next->passed = passed;
+    } else {
+        berth_runtime_failed(runtime, err, false);
     }
 }
 
@@ -350,6 +426,7 @@ static void note_load(struct berth_copy *copy)
     uint64_t load_ns = copy->sched->now_ns - copy->t_load_sent_ns;
     berth_residency_correct(&copy->device->ledger, &copy->lease, copy->msg.bytes_used); /* R2 */
     runtime->bytes_measured = copy->msg.bytes_used;
+    runtime->measured_on = copy->device;
     runtime->load_ns = berth_average(runtime->load_ns, load_ns);
     copy->sched->load_ns = berth_average(copy->sched->load_ns, load_ns);
     atomic_fetch_add(&model->stats.loads, 1);

@@ -106,6 +106,9 @@ static void deliver(struct berth_post *post)
     copy->device->under_way--;
     copy->virtual_ns = copy->virtual_ns - seat->charged_ns + run_ns;
     berth_copy_measure(copy, msg->bytes_used);
+    if (msg->err.code == BERTH_OK && (msg->kind == BERTH_WORKER_RUN || msg->budget_ns > 0)) {
+        berth_device_worked(copy->device);
+    }
     copy->batcher->ops->finish(seat);
     berth_dispatch_mark(copy);
     berth_copy_settle(copy);

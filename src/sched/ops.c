@@ -1,4 +1,4 @@
-/* ops.c - admin operations: load, unload, ensure, scan, drain, and what a mode does at start.
+/* ops.c - admin operations: load, unload, ensure, scan, drain, and what a mode does at start (S17).
  *
  * An operation ends when nothing it waits for is left: the repository, descriptions, loads,
  * unloads. Its first error is its answer. The controller's own (start, poll) are operations nobody
@@ -16,6 +16,8 @@ static void op_end(struct berth_op *op);
 static void reply(struct berth_admin *admin, const struct berth_err *err);
 static void start_load(struct berth_op *op);
 static void start_unload(struct berth_op *op);
+static void start_begun(struct berth_op *op);
+static void end_begun(struct berth_op *start);
 static void load_listed(struct berth_op *op, const char *name, bool ensure);
 static void ensure_one(struct berth_op *op, struct berth_model *model);
 static void start_drain(struct berth_op *op);
@@ -29,9 +31,10 @@ void berth_ops_begin(struct berth_sched *sched)
     struct berth_op *op = op_create(sched, BERTH_ADMIN_SCAN, NULL);
     sched->poll_timer.fire = poll_due;
     if (op == NULL) {
-        berth_log_error("sched", 0, "out of memory: the repository is not scanned at start");
-        return;
+        berth_log_error("sched", 0, "out of memory: the repository is not scanned yet");
+        return; /* the next turn tries again */
     }
+    sched->begun = true;
     op->at_start = true;
     if (sched->options.repo != NULL) {
         berth_scan_start(op);
@@ -77,6 +80,9 @@ void berth_ops_take(struct berth_admin *admin)
         } else {
             berth_op_check(op);
         }
+        break;
+    case BERTH_ADMIN_BEGUN:
+        start_begun(op);
         break;
     case BERTH_ADMIN_DRAIN:
         start_drain(op);
@@ -140,6 +146,7 @@ void berth_op_wait(struct berth_op *op, struct berth_runtime *runtime)
     }
     wait->op = op;
     op->waiting++;
+    berth_runtime_rejoin(runtime);
     berth_list_append(&runtime->waits, &wait->link);
 }
 
@@ -179,6 +186,9 @@ static void op_end(struct berth_op *op)
     struct berth_sched *sched = op->sched;
     if (op->admin != NULL) {
         reply(op->admin, &op->err);
+    }
+    if (op->at_start && !sched->closing) { /* berth_ops_close answers all by itself */
+        end_begun(op);
     }
     if (op->kind == BERTH_ADMIN_SCAN && sched->options.mode == BERTH_CONTROL_POLL &&
         sched->options.repo != NULL && !sched->closing) {
@@ -253,6 +263,35 @@ static void start_unload(struct berth_op *op)
     }
     berth_models_release(models, count);
     berth_op_check(op);
+}
+
+/* The scan at start is under way, or over: whoever waits for it needs none of his own. */
+static void start_begun(struct berth_op *op)
+{
+    struct berth_err err = {0};
+    if (!op->sched->begun) {
+        (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
+        berth_op_fail(op, &err);
+        op_end(op);
+        return;
+    }
+    BERTH_LIST_EACH(link, &op->sched->ops) {
+        if (BERTH_CONTAINER_OF(link, struct berth_op, link)->at_start) {
+            return;
+        }
+    }
+    op_end(op);
+}
+
+static void end_begun(struct berth_op *start)
+{
+    BERTH_LIST_EACH_SAFE(link, &start->sched->ops) {
+        struct berth_op *op = BERTH_CONTAINER_OF(link, struct berth_op, link);
+        if (op->kind == BERTH_ADMIN_BEGUN) {
+            op->err = start->err;
+            op_end(op);
+        }
+    }
 }
 
 /* All listed models, or all versions of one name, from the catalogue as it is. */

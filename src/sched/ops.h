@@ -10,7 +10,7 @@ struct berth_op {
     struct berth_link link;        /* sched->ops */
     struct berth_admin *admin;     /* NULL: the controller's own */
     enum berth_admin_kind kind;
-    bool at_start;                 /* the scan that begins everything */
+    bool at_start;                 /* the scan that begins everything (S17) */
     bool has_override;
     struct berth_repo_job job;
     bool job_out;                  /* the repository has it */

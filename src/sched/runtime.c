@@ -19,6 +19,7 @@ static void answer_waiting(struct berth_runtime *runtime, const struct berth_err
 static void refuse(struct berth_ticket *ticket, enum berth_code code, uint32_t retry_ms,
                    const char *text);
 static void try_after(struct berth_runtime *runtime, const struct berth_err *err);
+static bool is_wanted(const struct berth_runtime *runtime);
 static bool asks_for_gpu(const struct berth_model_spec *spec);
 
 struct berth_runtime *berth_runtime_of(struct berth_sched *sched, struct berth_model *model)
@@ -101,7 +102,9 @@ void berth_runtime_want(struct berth_ticket *ticket)
         }
     }
     ticket->request->cold = true;
+    berth_runtime_rejoin(runtime);
     if (sched->options.cold_wait_ns == 0) {
+        runtime->promised = true;
         refuse(ticket, BERTH_UNAVAILABLE, berth_runtime_predict_ms(runtime),
                "the model is loading");
         return;
@@ -112,12 +115,23 @@ void berth_runtime_want(struct berth_ticket *ticket)
     berth_ticket_arm(ticket);
 }
 
-/* A load that has not begun and that nobody waits for is not begun. */
+/* S16: a load that nobody waits for is not begun; one under way is asked to stop. */
 void berth_runtime_left(struct berth_runtime *runtime)
 {
-    if (berth_list_empty(&runtime->waiting) && berth_list_empty(&runtime->waits) &&
-        runtime->next != NULL && runtime->next->state == BERTH_COPY_PENDING && !runtime->keep) {
+    if (runtime->next == NULL || is_wanted(runtime)) {
+        return;
+    }
+    if (runtime->next->state == BERTH_COPY_PENDING) {
         berth_copy_retire(runtime->next);
+    } else {
+        berth_copy_want(runtime->next, false);
+    }
+}
+
+void berth_runtime_rejoin(struct berth_runtime *runtime)
+{
+    if (runtime->next != NULL) {
+        berth_copy_want(runtime->next, true);
     }
 }
 
@@ -129,6 +143,7 @@ void berth_runtime_unload(struct berth_runtime *runtime)
     runtime->after = NULL;
     atomic_store(&runtime->model->t_retry_ns, 0);
     runtime->failures = 0;
+    runtime->t_gpu_ns = 0;
     if (runtime->next != NULL) {
         berth_copy_retire(runtime->next);
         answer_waiting(runtime, &err);
@@ -149,6 +164,7 @@ void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy
     struct berth_copy *old = runtime->current;
     runtime->current = copy;
     runtime->next = NULL;
+    runtime->promised = false;
     runtime->failures = 0;
     atomic_store(&model->t_retry_ns, 0);
     struct berth_model_spec *spec = berth_model_spec(model);
@@ -156,6 +172,9 @@ void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy
         berth_model_set_spec(model, berth_spec_retain(copy->spec));
     }
     berth_spec_release(spec);
+    bool fell = copy->passed != 0 && !copy->device->gpu;
+    berth_model_set_place(model, copy->device->worker->device,
+                          fell ? runtime->fallback_why : NULL);
     berth_model_set_state(model, BERTH_STATE_WARM, "");
     berth_log_info("sched", 0,
                    "loaded model=%s version=%" PRIu64 " device=%s bytes=%" PRIu64 " ms=%" PRIu64
@@ -163,7 +182,7 @@ void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy
                    model->name, model->version, copy->device->worker->device, copy->lease.bytes,
                    (copy->sched->now_ns - copy->t_load_sent_ns) / BERTH_NS_PER_MS,
                    copy->seat_count, copy->batcher->ops->name);
-    if (asks_for_gpu(copy->spec) && !berth_worker_is_gpu(copy->device->worker)) {
+    if (asks_for_gpu(copy->spec) && !copy->device->gpu && !fell) {
         berth_log_warn("sched", 0, "asks for KIND_GPU and runs on the CPU model=%s", model->name);
     }
     if (old != NULL) {
@@ -181,6 +200,7 @@ void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err 
     struct berth_model *model = runtime->model;
     struct berth_sched *sched = runtime->sched;
     struct berth_err out = {0};
+    runtime->promised = false;
     (void)berth_fail(&out, err->code, "model '%.80s' could not be loaded: %.130s", model->name,
                      err->msg);
     out.retry_after_ms = err->retry_after_ms;
@@ -203,6 +223,14 @@ void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err 
     try_after(runtime, &out);
 }
 
+void berth_runtime_stopped(struct berth_runtime *runtime)
+{
+    if (runtime->current == NULL) {
+        berth_model_set_state(runtime->model, BERTH_STATE_COLD, "");
+    }
+    try_after(runtime, NULL);
+}
+
 /* A copy is gone. What still leaves is neither current nor next. */
 void berth_runtime_emptied(struct berth_runtime *runtime, bool evicted)
 {
@@ -216,6 +244,7 @@ void berth_runtime_emptied(struct berth_runtime *runtime, bool evicted)
     }
     if (runtime->current == NULL && runtime->next == NULL) {
         atomic_store(&runtime->model->bytes_used, 0);
+        berth_model_set_place(runtime->model, NULL, NULL);
         enum berth_model_state state = berth_model_state(runtime->model);
         if (state == BERTH_STATE_EVICTING) {
             berth_model_set_state(runtime->model, BERTH_STATE_COLD,
@@ -293,6 +322,13 @@ static void try_after(struct berth_runtime *runtime, const struct berth_err *err
     } else if (berth_runtime_load(runtime, spec, &fault) != BERTH_OK) {
         berth_ops_settle(runtime, &fault);
     }
+}
+
+/* By a request, an operation, a client that was told to come again, or a decision. */
+static bool is_wanted(const struct berth_runtime *runtime)
+{
+    return !berth_list_empty(&runtime->waiting) || !berth_list_empty(&runtime->waits) ||
+           runtime->promised || runtime->keep;
 }
 
 static bool asks_for_gpu(const struct berth_model_spec *spec)

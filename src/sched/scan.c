@@ -43,6 +43,9 @@ void berth_scan_start(struct berth_op *op)
         .name = op->kind == BERTH_ADMIN_LOAD ? op->admin->name : NULL,
         .config_json = op->kind == BERTH_ADMIN_LOAD ? op->admin->config_json : NULL,
     };
+    if (op->job.kind == BERTH_REPO_SCAN) {
+        atomic_fetch_add(&op->sched->scans, 1);
+    }
     op->job_out = true;
     berth_repo_submit(op->sched->options.repo, &op->job);
 }
@@ -217,8 +220,9 @@ static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
     bool same = !op->has_override && is_same(present, found->spec);
     bool wait_on = runtime->stamp_failed == found->spec->files_stamp &&
                    op->sched->now_ns < atomic_load(&runtime->model->t_retry_ns); /* R9 */
+    bool misplaced = runtime->next == NULL && berth_device_calls(runtime->current); /* S15 */
     atomic_store(&runtime->model->listed, true);
-    if (op->kind == BERTH_ADMIN_LOAD && !same) {
+    if (op->kind == BERTH_ADMIN_LOAD && (!same || misplaced)) {
         struct berth_model_spec *spec = found->spec;
         found->spec = NULL;
         berth_op_load(op, runtime, spec);
@@ -265,6 +269,8 @@ static void apply_cold(struct berth_op *op, struct berth_repo_found *found,
             if (!same) {
                 runtime->failures = 0;
                 runtime->bytes_measured = 0;
+                runtime->gpu_never = false;
+                runtime->t_gpu_ns = 0;
             }
             berth_op_load(op, runtime, berth_model_spec(put));
         }

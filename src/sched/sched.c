@@ -174,10 +174,31 @@ void berth_sched_stats(struct berth_sched *sched, struct berth_sched_stats *out)
         .cancelled = atomic_load(&sched->cancelled),
         .wasted_ns = atomic_load(&sched->wasted_ns),
         .wasted_count = atomic_load(&sched->wasted_count),
-        .bytes_models = atomic_load(&sched->bytes_models),
-        .bytes_models_max = sched->bytes_models_max,
+        .scans = atomic_load(&sched->scans),
         .ready = atomic_load(&sched->ready) && !atomic_load(&sched->refusing),
     };
+    for (size_t i = 0; i < sched->device_count; i++) {
+        out->bytes_models += atomic_load(&sched->devices[i].bytes_models);
+        out->bytes_models_max += sched->devices[i].worker->bytes_max;
+    }
+}
+
+bool berth_sched_device_stats(struct berth_sched *sched, size_t index,
+                              struct berth_device_stats *out)
+{
+    if (index >= sched->device_count) {
+        return false;
+    }
+    struct berth_device *device = &sched->devices[index];
+    *out = (struct berth_device_stats){
+        .device = device->worker->device,
+        .bytes_models = atomic_load(&device->bytes_models),
+        .bytes_models_max = device->worker->bytes_max,
+        .faults = atomic_load(&device->faults_total),
+        .fallbacks = atomic_load(&device->fallbacks_total),
+        .well = atomic_load(&device->well),
+    };
+    return true;
 }
 
 uint64_t berth_sched_turn(struct berth_sched *sched, uint64_t now_ns)
@@ -187,7 +208,6 @@ uint64_t berth_sched_turn(struct berth_sched *sched, uint64_t now_ns)
     }
     atomic_store_explicit(&sched->t_turn_ns, sched->now_ns, memory_order_relaxed);
     if (!sched->begun && !sched->closing) {
-        sched->begun = true;
         berth_ops_begin(sched);
     }
     berth_queue_hold();
@@ -211,6 +231,9 @@ static enum berth_code setup_devices(struct berth_sched *sched, struct berth_err
     if (options->worker_count == 0) {
         return berth_fail(err, BERTH_INVALID, "a controller needs a worker");
     }
+    if (options->worker_count > BERTH_DEVICES_MAX) {
+        return berth_fail(err, BERTH_INVALID, "more than %d workers", BERTH_DEVICES_MAX);
+    }
     sched->devices = berth_alloc(options->worker_count * sizeof(*sched->devices));
     if (sched->devices == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "out of memory");
@@ -224,7 +247,8 @@ static enum berth_code setup_devices(struct berth_sched *sched, struct berth_err
         device->worker->state = sched;
         berth_residency_init(&device->ledger, device->worker->bytes_max);
         berth_list_init(&device->ready);
-        sched->bytes_models_max += device->worker->bytes_max;
+        device->gpu = berth_worker_is_gpu(device->worker);
+        device->epoch_seen = atomic_load(&device->worker->epoch);
     }
     return BERTH_OK;
 }
@@ -371,16 +395,18 @@ static void handle_posts(struct berth_sched *sched)
 
 static void publish(struct berth_sched *sched)
 {
-    uint64_t bytes = 0;
     uint64_t t_head_ns = 0;
     for (size_t i = 0; i < sched->device_count; i++) {
-        bytes += sched->devices[i].ledger.bytes_used;
+        struct berth_device *device = &sched->devices[i];
+        atomic_store_explicit(&device->bytes_models, device->ledger.bytes_used,
+                              memory_order_relaxed);
+        atomic_store_explicit(&device->well, berth_device_is_well(device, sched->now_ns),
+                              memory_order_relaxed);
     }
     if (!berth_list_empty(&sched->queued_by_age)) {
         t_head_ns = BERTH_CONTAINER_OF(sched->queued_by_age.next, struct berth_ticket, age_link)
                         ->t_queued_ns;
     }
-    atomic_store_explicit(&sched->bytes_models, bytes, memory_order_relaxed);
     atomic_store_explicit(&sched->t_head_ns, t_head_ns, memory_order_relaxed);
 }
 

@@ -5,7 +5,7 @@
  * Owns:    all batchers, deadlines, model states, the ledger.
  * Threads: everything on the controller thread, except the calls marked "any thread". Time is an
  *          argument: berth_sched_turn is driven by a thread in production, by hand in tests.
- * Rules:   README.md here (S1 to S14), and residency/README.md.
+ * Rules:   README.md here (S1 to S17), and residency/README.md.
  */
 #ifndef BERTH_SCHED_H
 #define BERTH_SCHED_H
@@ -49,6 +49,7 @@ enum berth_admin_kind {
     BERTH_ADMIN_UNLOAD, /* all versions; unknown names are fine */
     BERTH_ADMIN_ENSURE, /* as LOAD, but joins a load under way and leaves a loaded model alone */
     BERTH_ADMIN_SCAN,   /* look at the repository again */
+    BERTH_ADMIN_BEGUN,  /* waits until what the control mode does at start is done */
     BERTH_ADMIN_DRAIN
 };
 
@@ -74,8 +75,17 @@ struct berth_sched_stats {
     uint64_t head_age_ns;   /* how long the oldest runnable request has waited */
     uint64_t accepted, completed, refused, expired, cancelled;
     uint64_t wasted_ns, wasted_count;
-    uint64_t bytes_models, bytes_models_max;
+    uint64_t bytes_models, bytes_models_max; /* all devices together */
+    uint64_t scans;         /* of the repository */
     bool ready;             /* accepts requests; off while draining, never for a load */
+};
+
+struct berth_device_stats {
+    const char *device;     /* "cpu:0"; lends for the worker's life */
+    uint64_t bytes_models, bytes_models_max;
+    uint64_t faults;        /* ends of its process that cost something */
+    uint64_t fallbacks;     /* loads that another device had to take (S15) */
+    bool well;              /* it is given loads */
 };
 
 enum berth_code berth_sched_create(const struct berth_sched_options *options,
@@ -102,6 +112,9 @@ void berth_sched_admin(struct berth_sched *sched, struct berth_admin *admin); /*
 /* Any thread: readiness off; requests are still served. */
 void berth_sched_set_ready(struct berth_sched *sched, bool ready);
 void berth_sched_stats(struct berth_sched *sched, struct berth_sched_stats *out); /* any thread */
+/* Of the device with that index; false past the last. Any thread. */
+bool berth_sched_device_stats(struct berth_sched *sched, size_t index,
+                              struct berth_device_stats *out);
 
 /* Handles all that is in the queue and due at now_ns; returns when it wants to be called next at
  * the latest (UINT64_MAX: only when something arrives). */

@@ -222,6 +222,7 @@ static void fire(struct berth_timer *timer)
         berth_ticket_answer(ticket, NULL, &err);
     } else if (ticket->state == BERTH_TICKET_WAITING && ticket->t_cold_ns <= now_ns) {
         berth_list_remove(&ticket->link); /* the load goes on: the client will be back */
+        ticket->runtime->promised = true;
         ticket->state = BERTH_TICKET_POSTED;
         (void)berth_fail(&err, BERTH_UNAVAILABLE, "model '%s' is still loading",
                          ticket->request->model->name);

@@ -67,8 +67,34 @@ def test_models(null_models, serve):
     assert {"identity", "ocr_rec"} <= {row["name"] for row in rows}
     server = serve(null_models)
     rows = json.loads(berth("models", "--server", server.url, "--json").stdout)
-    assert next(row for row in rows if row["name"] == "identity")["state"] == "READY"
-    assert "identity" in berth("models", "--server", server.url).stdout
+    row = next(row for row in rows if row["name"] == "identity")
+    assert row["state"] == "READY" and "device" not in row  # not loaded
+    assert server.call("POST", "/v2/models/identity/infer", b'{"inputs":[{"name":"INPUT0","shape":[1,1],'
+                       b'"datatype":"FP32","data":[1]}]}')[0] == 200
+    rows = json.loads(berth("models", "--server", server.url, "--json").stdout)
+    row = next(row for row in rows if row["name"] == "identity")
+    assert row["device"] == "cpu:0" and "fallback" not in row
+    table = berth("models", "--server", server.url).stdout.splitlines()
+    assert table[0].split() == ["MODEL", "VERSION", "STATE", "DEVICE", "BYTES"]
+    assert next(line for line in table if line.startswith("identity ")).split()[3] == "cpu:0"
+    usage = server.json("/v2/models/identity/stats")["model_stats"][0]["memory_usage"]
+    assert all((item["type"], item["id"]) == ("CPU", "0") for item in usage)
+
+
+def test_devices_are_told(null_models, serve):
+    """And the repository is looked at once at start."""
+    server = serve(null_models)
+    assert server.metric("berth_repository_scans_total") == 1
+    assert server.metric("berth_model_bytes", 'device="cpu:0"') == 0
+    assert server.metric("berth_model_bytes_limit", 'device="cpu:0"') > 0
+    assert server.metric("berth_device_well", 'device="cpu:0"') == 1
+    assert server.metric("berth_device_faults_total") == server.metric("berth_device_fallbacks_total") == 0
+    body = b'{"inputs":[{"name":"INPUT0","shape":[1,1],"datatype":"FP32","data":[1]}]}'
+    assert server.call("POST", "/v2/models/identity/infer", body)[0] == 200
+    assert server.metric("berth_model_warm", 'model="identity",version="1",device="cpu:0"') == 1
+    assert server.metric("berth_model_fallback", 'model="identity"') == 0
+    assert server.metric("berth_model_warm", 'model="sleepy",version="1"}') == 0  # nowhere
+    assert server.metric("nv_inference_count", 'model="identity",version="1"}') == 1
 
 
 def test_models_tells_what_is_wrong(tmp_path):

@@ -331,6 +331,113 @@ static void poll_keeps_the_back_off(void **state)
     yard_close(&yard);
 }
 
+static uint64_t scans(struct yard *yard)
+{
+    struct berth_sched_stats stats;
+    berth_sched_stats(yard->rig.sched, &stats);
+    return stats.scans;
+}
+
+/* S17: who wants the catalogue filled waits for the look that is under way, and causes none. */
+static void waiting_for_the_start_is_no_scan(void **state)
+{
+    static const enum berth_control_mode modes[] = {BERTH_CONTROL_DEMAND, BERTH_CONTROL_NONE};
+    for (size_t i = 0; i < BERTH_COUNT_OF(modes); i++) {
+        struct yard yard;
+        struct berth_admin admin, again;
+        yard_open(&yard, modes[i]);
+        rig_begin(&yard.rig);
+        ask_admin(&yard, &admin, BERTH_ADMIN_BEGUN, NULL, NULL);
+        if (modes[i] == BERTH_CONTROL_NONE) { /* then the loads belong to the start */
+            assert_null(yard.rig.admin_back);
+            finish_kind(&yard, BERTH_WORKER_LOAD);
+        }
+        assert_ptr_equal(yard.rig.admin_back, &admin);
+        assert_int_equal(admin.err.code, BERTH_OK);
+        assert_true(listed(&yard, "a") && listed(&yard, "b"));
+        assert_int_equal(scans(&yard), 1);
+        ask_admin(&yard, &again, BERTH_ADMIN_BEGUN, NULL, NULL); /* long over */
+        assert_ptr_equal(yard.rig.admin_back, &again);
+        assert_int_equal(scans(&yard), 1);
+        ask_admin(&yard, &again, BERTH_ADMIN_SCAN, NULL, NULL);
+        assert_int_equal(scans(&yard), 2);
+        yard_close(&yard);
+    }
+}
+
+static void a_start_that_cannot_read_says_so(void **state)
+{
+    struct yard yard;
+    struct berth_admin admin;
+    yard_open(&yard, BERTH_CONTROL_DEMAND);
+    assert_int_equal(nftw(yard.path, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
+    rig_begin(&yard.rig);
+    ask_admin(&yard, &admin, BERTH_ADMIN_BEGUN, NULL, NULL);
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+    assert_int_equal(admin.err.code, BERTH_UNAVAILABLE);
+    assert_int_equal(mkdir(yard.path, 0755), 0);
+    yard_close(&yard);
+}
+
+static void destroy_while_somebody_waits_for_the_start(void **state)
+{
+    struct yard yard;
+    struct berth_admin admins[3];
+    yard_open(&yard, BERTH_CONTROL_DEMAND);
+    rig_begin(&yard.rig);
+    for (size_t i = 0; i < 3; i++) {
+        admins[i] = (struct berth_admin){.on_done = rig_admin_done, .reply = &yard.rig.replies,
+                                         .kind = BERTH_ADMIN_BEGUN, .state = &yard.rig};
+        berth_sched_admin(yard.rig.sched, &admins[i]);
+    }
+    rig_turn(&yard.rig);
+    yard_close(&yard);
+    assert_non_null(yard.rig.admin_back);
+}
+
+static const char *const gpu_engines[] = {"null", NULL};
+
+static void gpu_send(struct berth_worker *worker, struct berth_worker_msg *msg)
+{
+    msg->instance_count = msg->slots = 1;
+    berth_queue_post(worker->replies, &msg->post.link);
+}
+
+/* S15: an operator's load moves a model to the GPU that did not take it before, if that is well
+ * now; and else changes nothing. */
+static void a_load_brings_a_model_back_to_the_gpu(void **state)
+{
+    static const struct berth_worker_ops gpu_ops = {
+        .name = "gpu", .send = gpu_send, .destroy = rig_no_destroy};
+    struct berth_worker gpu = {.ops = &gpu_ops, .device = "cuda:0", .parallel_max = 1,
+                               .bytes_max = 200, .engines = gpu_engines};
+    struct yard yard;
+    struct berth_admin admin;
+    yard_open(&yard, BERTH_CONTROL_EXPLICIT);
+    struct berth_worker *workers[2] = {&yard.rig.worker, &gpu};
+    yard.rig.options.workers = workers;
+    yard.rig.options.worker_count = 2;
+    atomic_store(&gpu.condition, BERTH_WORKER_FAILING);
+    rig_begin(&yard.rig);
+    until_idle(&yard);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    struct berth_model *model = berth_catalog_find(yard.rig.catalog, "a", 0);
+    assert_string_equal(atomic_load(&model->device), "fake:0");
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    assert_int_equal(rig_count(&yard.rig, BERTH_WORKER_LOAD), 0);
+    atomic_store(&gpu.condition, BERTH_WORKER_READY);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    finish_kind(&yard, BERTH_WORKER_UNLOAD); /* the CPU's */
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+    assert_string_equal(atomic_load(&model->device), "cuda:0");
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL); /* there it is */
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+    assert_int_equal(atomic_load(&model->stats.loads), 2);
+    berth_model_release(model);
+    yard_close(&yard);
+}
+
 int main(void)
 {
     berth_log_set_level(BERTH_LOG_ERROR);
@@ -343,6 +450,10 @@ int main(void)
         cmocka_unit_test(poll_follows_the_folder),
         cmocka_unit_test(destroy_while_the_disk_is_read),
         cmocka_unit_test(poll_keeps_the_back_off),
+        cmocka_unit_test(waiting_for_the_start_is_no_scan),
+        cmocka_unit_test(a_start_that_cannot_read_says_so),
+        cmocka_unit_test(destroy_while_somebody_waits_for_the_start),
+        cmocka_unit_test(a_load_brings_a_model_back_to_the_gpu),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
