@@ -1,5 +1,5 @@
 /* backend.c - which device's operations a name stands for, and what a device of a kind holds. */
-#include "engine/parakeet/backend.h"
+#include "engine/parakeet/cpu.h"
 
 #include <string.h>
 
@@ -18,13 +18,14 @@ const struct berth_parakeet_ops *berth_parakeet_backend(const char *device)
     return NULL;
 }
 
-/* A GPU: its products' workspace, and log-mels in float32 (features.cu), which grow by half. */
-uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element,
+/* A CPU: its threads' scratch. A GPU: its products' workspace, and log-mels in float32
+ * (features.cu), which grow by half. */
+uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element, uint32_t threads,
                                    const struct berth_parakeet_config *config,
                                    const struct berth_parakeet_shape *shape)
 {
     uint64_t vectors = shape->rows * ((uint64_t)shape->padded.features + 2);
-    return element == BERTH_PARAKEET_F32 ? 0
+    return element == BERTH_PARAKEET_F32 ? threads * (uint64_t)BERTH_PARAKEET_SCRATCH * 4
                                          : WORKSPACE_BYTES + 3 * vectors * config->mels * 4;
 }
 

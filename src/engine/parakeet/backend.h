@@ -154,7 +154,7 @@ struct berth_parakeet_ops {
      * not made (no memory, or no such product); linear makes them. */
     bool (*prepare)(struct berth_parakeet_device *device,
                     const struct berth_parakeet_linear_call *call);
-    /* Optional (CUDA). Bytes of the device that it holds for itself now, beside alloc's. */
+    /* Optional. Bytes of the device that it holds for itself now, beside alloc's. */
     uint64_t (*kept_bytes)(const struct berth_parakeet_device *device);
 
     /* Log-mel features, normalised over each row's own frames (README P2). pcm float32
@@ -224,7 +224,7 @@ enum berth_code berth_parakeet_precision(const char *precision, const char *devi
                                          struct berth_err *err) BERTH_MUST_USE;
 /* About what kept_bytes comes to on a device with that element when a run of that shape is the
  * largest so far; also where this build has no such device. */
-uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element,
+uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element, uint32_t threads,
                                    const struct berth_parakeet_config *config,
                                    const struct berth_parakeet_shape *shape);
 

@@ -114,11 +114,17 @@ static enum berth_code open_device(const char *name, uint32_t threads,
     if (code != BERTH_OK) {
         goto out;
     }
+    device->bytes = threads * (uint64_t)BERTH_PARAKEET_SCRATCH * sizeof(float);
     *out = device;
     device = NULL;
 out:
     close_device(device);
     return code;
+}
+
+static uint64_t kept_bytes(const struct berth_parakeet_device *device)
+{
+    return device->bytes;
 }
 
 static enum berth_code load_weights(const char *device, const struct berth_parakeet_config *config,
@@ -352,6 +358,7 @@ const struct berth_parakeet_ops berth_parakeet_cpu = {
     .upload = copy,
     .download = copy,
     .finish = finish,
+    .kept_bytes = kept_bytes,
     .features = berth_parakeet_cpu_features,
     .subsample_first = berth_parakeet_cpu_subsample_first,
     .subsample_third = berth_parakeet_cpu_subsample_third,

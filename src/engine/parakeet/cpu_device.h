@@ -17,6 +17,7 @@ struct berth_parakeet_device {
     const struct berth_parakeet_kernels *kernels;
     struct berth_parakeet_pool *pool;         /* owns */
     struct berth_parakeet_frontend *frontend; /* owns */
+    uint64_t bytes;                           /* of the pool's scratch */
 };
 
 /* cpu_pool.c. threads: 1 to BERTH_PARAKEET_THREADS_MAX, the caller's thread included. */

@@ -110,6 +110,11 @@ static bool is_cuda(void)
     return strncmp(device_name(), "cuda", 4) == 0;
 }
 
+static uint32_t thread_count(void)
+{
+    return environment.threads == 0 ? 1 : environment.threads;
+}
+
 static enum berth_code start(const struct berth_engine_env *env, struct berth_err *err)
 {
     environment = *env;
@@ -257,18 +262,19 @@ static uint64_t estimate(const struct berth_model_spec *spec, const struct choic
     struct berth_parakeet_shape largest[BUCKETS_MAX];
     struct berth_parakeet_ops like = *ops; /* asked for sizes alone */
     const struct berth_parakeet_shape none = {.rows = 0};
+    const uint32_t threads = thread_count();
     uint64_t kept = 0;
     like.element = gpu ? BERTH_PARAKEET_F16 : BERTH_PARAKEET_F32;
     uint32_t count = largest_shapes(gpu, choices, largest);
     for (uint32_t i = 0; i < count; i++) {
-        uint64_t bytes = berth_parakeet_kept_ahead(like.element, config, &largest[i]);
+        uint64_t bytes = berth_parakeet_kept_ahead(like.element, threads, config, &largest[i]);
         kept = bytes > kept ? bytes : kept;
     }
     uint64_t instance = berth_parakeet_net_bytes(&like, config, largest[count - 1].padded.frames) +
                         kept_runs_bytes(&like, config, largest, count) + kept;
     return berth_parakeet_weights_bytes(config, like.element) +
            instance_count(spec, gpu) * instance +
-           berth_parakeet_kept_ahead(like.element, config, &none);
+           (gpu ? berth_parakeet_kept_ahead(like.element, threads, config, &none) : 0);
 }
 
 /* The most it may be: which device the model goes to is decided later. */
@@ -693,8 +699,7 @@ static enum berth_code make_parts(struct berth_instance *instance, struct berth_
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for an instance of %" PRIu32 " slots",
                           model->slot_count);
     }
-    uint32_t threads = environment.threads == 0 ? 1 : environment.threads;
-    BERTH_TRY(model->ops->open(device_name(), threads, &instance->device, err));
+    BERTH_TRY(model->ops->open(device_name(), thread_count(), &instance->device, err));
     BERTH_TRY(berth_parakeet_net_create(model->ops, instance->device, &model->config,
                                         &model->weights, model->buckets[last].frames,
                                         &instance->net, err));
