@@ -1,7 +1,9 @@
 /* backend.c - which device's operations a name stands for, and what a device of a kind holds. */
-#include "engine/parakeet/cpu.h"
+#include "engine/parakeet/backend.h"
 
 #include <string.h>
+
+#include "engine/parakeet/cpu.h"
 
 #define WORKSPACE_BYTES ((uint64_t)32 << 20) /* cuda_device.h */
 
