@@ -110,6 +110,9 @@ enum berth_command {
       "memory the models loaded on the CPU may hold together; 0: three quarters of the machine's") \
     X(TIME, load_backoff, "load-backoff", BERTH_CMD_SERVE, "10s", 0, 86400e9,                      \
       "how long a model that failed to load is refused before it is tried again")                  \
+    X(TIME, load_timeout, "load-timeout", BERTH_CMD_SERVE, "300s", 1e9, 86400e9,                   \
+      "how long a load in a worker process may stand still (its thread gets no CPU time) before "  \
+      "the process is replaced; no load may take twelve times that")                               \
     X(COUNT, media_processes, "media-processes", BERTH_SERVING, "2", 1, 256, "decode processes")   \
     X(FLAG, media_in_process, "media-in-process", BERTH_SERVING, "false", 0, 0,                    \
       "decode in a thread of the server, without the sandbox; for debugging only")                 \

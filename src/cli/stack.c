@@ -149,6 +149,7 @@ static enum berth_code start_workers(const struct berth_config *config, struct b
         .slabs = stack->slabs,
         .engine_threads = env.threads,
         .bytes_budget = config->bytes_budget,
+        .load_ns_max = config->load_timeout,
     };
     if (kind != NULL && kind[0] != '\0' && !process && strcmp(kind, "thread") != 0) {
         return berth_fail(err, BERTH_INVALID, "--cpu-worker '%s' is not thread or process", kind);
@@ -199,6 +200,7 @@ static enum berth_code start_gpu_worker(const struct berth_config *config,
         .program = stack->gpu.program,
         .engine_threads = 1,
         .bytes_budget = config->bytes_budget,
+        .load_ns_max = config->load_timeout,
     };
     BERTH_TRY(berth_worker_process_create(&options, &stack->workers[1], err));
     stack->worker_count = 2;

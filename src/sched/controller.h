@@ -48,6 +48,7 @@ struct berth_ticket {
     enum berth_ticket_state state;
     bool answered;                 /* its final part is out; only a worker still holds it */
     bool counted;                  /* in the queue counts (S2) */
+    bool retried;                  /* it came back from a lost worker that had not begun it (R10) */
     bool delayed;                  /* its queue timeout passed with action DELAY */
     bool ordered;                  /* in copy->ordered */
     uint32_t level;                /* of priority, from 0 */
@@ -217,6 +218,9 @@ void berth_ticket_take(struct berth_ticket *ticket);    /* it arrived */
 void berth_ticket_enqueue(struct berth_ticket *ticket, struct berth_copy *copy);
 void berth_ticket_requeue(struct berth_ticket *ticket); /* QUEUED in a copy that is lost (R10) */
 void berth_ticket_start(struct berth_ticket *ticket);   /* a worker gets it; off its list */
+/* RUNNING, and its worker was lost before it began (R10): queued anew, or false, and it is to be
+ * returned. Once only. */
+bool berth_ticket_retry(struct berth_ticket *ticket) BERTH_MUST_USE;
 /* A worker gave it back with its answer, of which the ticket takes part. */
 void berth_ticket_return(struct berth_ticket *ticket, struct berth_part *part,
                          const struct berth_err *err);

@@ -37,6 +37,9 @@ void berth_runs_finish(struct berth_seat *seat)
         const struct berth_err *err = msg->err.code != BERTH_OK   ? &msg->err
                                       : row->err.code != BERTH_OK ? &row->err
                                                                   : NULL;
+        if (msg->not_begun && berth_ticket_retry(ticket)) {
+            continue;
+        }
         uint64_t rows = msg->batch.batch_rows == 0 ? 1 : msg->batch.batch_rows;
         uint64_t spent_ns = run_ns * ticket->request->batch_rows / rows;
         if (ticket->answered) {

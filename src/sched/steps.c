@@ -152,6 +152,9 @@ static void seat_admitted(struct berth_seat *seat, struct berth_ticket *ticket,
                           const struct berth_row *row)
 {
     struct berth_err err;
+    if (seat->msg.not_begun && berth_ticket_retry(ticket)) {
+        return;
+    }
     if (row->err.code != BERTH_OK) {
         berth_ticket_return(ticket, NULL, &row->err);
     } else if (row->slot >= seat->slot_count || seat->slots[row->slot] != NULL) {

@@ -8,6 +8,7 @@
  */
 #include "sched/controller.h"
 
+static void go_elsewhere(struct berth_ticket *ticket);
 static void fire(struct berth_timer *timer);
 static void leave_lists(struct berth_ticket *ticket);
 static void uncount(struct berth_ticket *ticket);
@@ -83,10 +84,39 @@ void berth_ticket_enqueue(struct berth_ticket *ticket, struct berth_copy *copy)
 
 void berth_ticket_requeue(struct berth_ticket *ticket)
 {
-    struct berth_copy *copy = ticket->copy;
     BERTH_ASSERT(ticket->state == BERTH_TICKET_QUEUED);
-    berth_batcher_remove(copy->batcher, ticket);
+    berth_batcher_remove(ticket->copy->batcher, ticket);
     berth_list_remove(&ticket->age_link);
+    go_elsewhere(ticket);
+}
+
+bool berth_ticket_retry(struct berth_ticket *ticket)
+{
+    struct berth_sched *sched = ticket->sched;
+    struct berth_copy *copy = ticket->copy;
+    BERTH_ASSERT(ticket->state == BERTH_TICKET_RUNNING);
+    if (ticket->answered || ticket->retried || sched->closing ||
+        ticket->runtime->current == copy) {
+        return false;
+    }
+    ticket->retried = true;
+    ticket->counted = true;
+    atomic_fetch_add(&sched->queued, 1);
+    atomic_fetch_add(&ticket->request->model->stats.queue_depth, 1);
+    atomic_fetch_sub(&sched->running, 1);
+    if (ticket->ordered) {
+        berth_list_remove(&ticket->order_link);
+        ticket->ordered = false;
+    }
+    go_elsewhere(ticket);
+    release_held(copy);
+    return true;
+}
+
+/* To the copy that serves now, or to wait for the next one. */
+static void go_elsewhere(struct berth_ticket *ticket)
+{
+    struct berth_copy *copy = ticket->copy;
     ticket->state = BERTH_TICKET_POSTED;
     ticket->copy = NULL;
     ticket->delayed = false;

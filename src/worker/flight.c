@@ -3,6 +3,8 @@
 #include "base/mem.h"
 #include "worker/process_worker.h"
 
+#define RETRY_MS 1000
+
 static bool runs(enum berth_worker_kind kind);
 static void clear_results(struct berth_worker_msg *msg);
 
@@ -65,16 +67,20 @@ void berth_flight_end(struct berth_process_worker *worker, struct berth_flight *
 void berth_message_fail(struct berth_process_worker *worker, struct berth_worker_msg *msg,
                         const struct berth_err *err)
 {
+    struct berth_err own = *err;
+    if (msg->not_begun) { /* it did no harm: worth another try */
+        own.retry_after_ms = RETRY_MS;
+    }
     msg->t_started_ns = msg->t_ended_ns = berth_clock_now_ns();
     msg->bytes_used = 0;
     if (runs(msg->kind)) {
         clear_results(msg);
         for (size_t i = 0; i < msg->batch.row_count; i++) {
-            msg->batch.rows[i].err = *err;
+            msg->batch.rows[i].err = own;
         }
     }
     if (msg->kind != BERTH_WORKER_UNLOAD) {
-        msg->err = *err;
+        msg->err = own;
     }
     berth_queue_post(worker->base.replies, &msg->post.link);
 }
@@ -88,6 +94,7 @@ void berth_flights_fail(struct berth_process_worker *worker, struct berth_link *
         struct berth_worker_msg *msg = flight->msg;
         flight->msg = NULL;
         if (msg != NULL) {
+            msg->not_begun = flight->pieces_sent == 0;
             berth_message_fail(worker, msg, err);
         }
         berth_flight_destroy(flight);

@@ -12,6 +12,7 @@
 #include "worker/host.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,20 +20,26 @@
 #include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 
 #define EVENTS_MAX 2
-#define AGAIN_US 1000
+#define LATER_US 1000
 #define THREADS_MAX 1024
+#define ALIVE_NS_MIN BERTH_NS_PER_MS
+#define ALIVE_NS_MAX (3600 * BERTH_NS_PER_S)
 
 static int parse_fd(int argc, char **argv);
 static enum berth_code host_start(struct berth_host *host, struct berth_err *err);
 static enum berth_code take_hello(struct berth_host *host, struct berth_engine_env *env,
                                   struct berth_worker_options *options, struct berth_err *err);
 static void host_run(struct berth_host *host);
+static int say_alive(struct berth_host *host, uint64_t now_ns);
+static bool goes_on(struct berth_host_job *job);
 static void host_finish(struct berth_host *host);
 static void read_server(struct berth_host *host);
 
@@ -120,9 +127,13 @@ static enum berth_code take_hello(struct berth_host *host, struct berth_engine_e
     options->load_threads = berth_wire_get_u32(message, THREADS_MAX);
     env->threads = berth_wire_get_u32(message, THREADS_MAX);
     options->bytes_budget = berth_wire_get_u64(message);
+    host->alive_ns = berth_wire_get_u64(message);
     uint32_t level = berth_wire_get_u32(message, BERTH_LOG_DEBUG);
     bool whole = berth_wire_whole(message);
     berth_wire_close(message);
+    host->alive_ns = host->alive_ns < ALIVE_NS_MIN   ? ALIVE_NS_MIN
+                     : host->alive_ns > ALIVE_NS_MAX ? ALIVE_NS_MAX
+                                                     : host->alive_ns;
     if (message->kind != BERTH_WIRE_HELLO || !whole || version == NULL || device == NULL ||
         strlen(device) >= sizeof(host->device)) {
         return berth_fail(err, BERTH_INTERNAL, "the server's greeting cannot be read");
@@ -146,8 +157,9 @@ static void host_run(struct berth_host *host)
         struct epoll_event events[EVENTS_MAX];
         struct berth_link *link;
         int count = 0;
+        int wait_ms = say_alive(host, berth_clock_now_ns());
         if (berth_queue_sleep(&host->replies)) {
-            count = epoll_wait(host->epoll_fd, events, EVENTS_MAX, -1);
+            count = epoll_wait(host->epoll_fd, events, EVENTS_MAX, wait_ms);
             berth_queue_wake(&host->replies);
         }
         (void)berth_queue_take(&host->replies, &posts);
@@ -167,6 +179,46 @@ static void host_run(struct berth_host *host)
             host->ended = true;
         }
     }
+}
+
+/* P12: for each load and unload whose thread has had CPU time since, or that no thread has begun.
+ * Returns how long until the next look; -1: there is none to look at. */
+static int say_alive(struct berth_host *host, uint64_t now_ns)
+{
+    bool any = false;
+    bool due = now_ns >= host->t_alive_ns;
+    BERTH_LIST_EACH(link, &host->jobs) {
+        struct berth_host_job *job = BERTH_CONTAINER_OF(link, struct berth_host_job, link);
+        if (!job->is_out || job->msg.kind == BERTH_WORKER_RUN ||
+            job->msg.kind == BERTH_WORKER_STEP) {
+            continue;
+        }
+        any = true;
+        if (due && goes_on(job)) {
+            berth_wire_begin(&host->writer, BERTH_WIRE_ALIVE, job->id);
+            berth_host_send(host);
+        }
+    }
+    if (due && any) {
+        host->t_alive_ns = now_ns + host->alive_ns;
+    }
+    uint64_t wait_ms = (host->t_alive_ns - now_ns) / BERTH_NS_PER_MS + 1;
+    return !any ? -1 : wait_ms < INT_MAX ? (int)wait_ms : INT_MAX;
+}
+
+/* A thread that reads a slow disk has some CPU time with each piece of it; one that waits for what
+ * never comes has none. */
+static bool goes_on(struct berth_host_job *job)
+{
+    clockid_t clock = atomic_load_explicit(&job->msg.clock, memory_order_relaxed);
+    struct timespec time = {0};
+    if (clock == 0 || clock_gettime(clock, &time) != 0) {
+        return true;
+    }
+    uint64_t cpu_ns = (uint64_t)time.tv_sec * BERTH_NS_PER_S + (uint64_t)time.tv_nsec;
+    bool goes_on = cpu_ns != job->cpu_ns;
+    job->cpu_ns = cpu_ns;
+    return goes_on;
 }
 
 /* What runs is cancelled and comes back; nobody is told. */
@@ -229,15 +281,14 @@ static void read_server(struct berth_host *host)
     }
 }
 
-/* Waits for room: the server always reads. AGAIN all the same means that the kernel has none, or
- * that too many descriptors are on their way; the server takes them. */
+/* Waits for room: the server always reads. What is told LATER is tried again in a moment. */
 void berth_host_send(struct berth_host *host)
 {
-    enum berth_wire_result result = BERTH_WIRE_AGAIN;
-    while (!host->ended && result == BERTH_WIRE_AGAIN) {
+    enum berth_wire_result result = BERTH_WIRE_LATER;
+    while (!host->ended && result == BERTH_WIRE_LATER) {
         result = berth_wire_send(host->fd, &host->writer, true);
-        if (result == BERTH_WIRE_AGAIN) {
-            usleep(AGAIN_US);
+        if (result == BERTH_WIRE_LATER) {
+            usleep(LATER_US);
         } else if (result != BERTH_WIRE_OK) {
             host->ended = true;
         }

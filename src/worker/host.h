@@ -37,6 +37,7 @@ struct berth_host_job { /* one message of the server */
     uint32_t rows_seen;
     bool lends;                    /* its parts are kept until RELEASE */
     bool is_out;                   /* the thread worker has it */
+    uint64_t cpu_ns;               /* LOAD, UNLOAD: CPU time of its thread at the last look */
     struct berth_step_result *step; /* owned */
     uint32_t *drops;               /* owned */
     struct berth_row *rows;        /* owned; msg.batch.row_count of them are good */
@@ -55,6 +56,8 @@ struct berth_host {
     struct berth_link jobs;
     struct berth_link rows;
     char device[BERTH_WIRE_DEVICE_MAX];
+    uint64_t alive_ns; /* how often a load has to show that it goes on (P12) */
+    uint64_t t_alive_ns; /* when they are looked at next */
     struct berth_wire_writer writer;
     struct berth_wire_message message;
 };

@@ -149,7 +149,9 @@ static void take_unload(struct berth_host *host)
     if (job != NULL) {
         job->msg.load_id = berth_wire_get_u64(&host->message);
         host->wrong = !berth_wire_whole(&host->message);
-        berth_host_dispatch(job);
+        if (!host->wrong) {
+            berth_host_dispatch(job);
+        }
     }
 }
 
@@ -212,9 +214,16 @@ static void take_row(struct berth_host *host)
     job->rows_seen++;
     if (comes == 1 && (row = berth_alloc(sizeof(*row))) == NULL) {
         (void)berth_fail(&failed.err, BERTH_UNAVAILABLE, "out of memory");
+        message->at = message->end; /* what it held is not looked at */
     } else if (comes == 1) {
         failed.err.code =
             berth_wire_get_request(message, host->slabs, &row->request, &failed.err);
+    }
+    if (!berth_wire_whole(message)) {
+        berth_request_release(row == NULL ? NULL : row->request);
+        berth_free(row);
+        host->wrong = true;
+        return;
     }
     if (failed.err.code != BERTH_OK) {
         berth_free(row);
@@ -239,6 +248,10 @@ static void take_row(struct berth_host *host)
 
 static void take_cancel(struct berth_host *host)
 {
+    host->wrong = !berth_wire_whole(&host->message);
+    if (host->wrong) {
+        return;
+    }
     BERTH_LIST_EACH(link, &host->rows) {
         struct berth_host_row *row = BERTH_CONTAINER_OF(link, struct berth_host_row, link);
         if (row->token == host->message.id) {
@@ -257,7 +270,7 @@ static void take_cancel(struct berth_host *host)
 static void take_release(struct berth_host *host)
 {
     struct berth_host_job *job = job_find(host, host->message.id);
-    if (job == NULL || !job->lends || job->is_out) {
+    if (!berth_wire_whole(&host->message) || job == NULL || !job->lends || job->is_out) {
         host->wrong = true;
     } else {
         berth_host_job_destroy(job);

@@ -1,11 +1,13 @@
 /* process_answers.c - what a worker process says of the messages it has: judged, and put into them.
  *
  * Nothing is believed (P6): the message it belongs to is under way, the row is one of it and has no
- * answer yet, the slot is the engine's and free or taken as it must be, tensors are outputs of the
- * model in their type, and counts are within what was agreed on at the load. Bytes are copied out
- * of the child's memory before anybody looks at them.
+ * answer yet, the slot is the engine's and free or taken as it must be, and counts are within what
+ * was agreed on at the load: else the child is not to be understood, and ends. Tensors are those
+ * outputs of the model that the request wants, in their type and shape: else the one request has an
+ * error instead of an answer with something missing. Bytes are copied out of the child's memory
+ * before anybody looks at them.
  */
-#include <inttypes.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "worker/process_worker.h"
@@ -19,8 +21,15 @@ static enum berth_code take_event(struct berth_process_worker *worker,
 static enum berth_code take_part(struct berth_process_worker *worker, struct berth_flight *flight,
                                  struct berth_request *request, struct berth_part **out,
                                  struct berth_err *fault);
-static enum berth_code take_tensor(const struct berth_wire_tensor *tensor, struct berth_part *part,
+static enum berth_code take_tensor(const struct berth_model_spec *spec, struct berth_part *part,
+                                   const struct berth_wire_tensor *tensor,
                                    struct berth_err *fault);
+static bool is_of_shape(const struct berth_model_spec *spec, const struct berth_io *io,
+                        const struct berth_tensor *tensor, uint64_t batch_rows);
+static enum berth_code check_complete(const struct berth_model_spec *spec,
+                                      const struct berth_part *part, struct berth_err *fault);
+static enum berth_code take_alive(struct berth_process_worker *worker, struct berth_flight *flight,
+                                  uint64_t now_ns, struct berth_err *err);
 static enum berth_code take_done(struct berth_process_worker *worker, struct berth_flight *flight,
                                  uint64_t now_ns, struct berth_err *err);
 static enum berth_code end_load(struct berth_process_worker *worker, struct berth_flight *flight,
@@ -41,6 +50,8 @@ enum berth_code berth_process_answer(struct berth_process_worker *worker, uint64
         return take_answer(worker, flight, err);
     case BERTH_WIRE_EVENT:
         return take_event(worker, flight, err);
+    case BERTH_WIRE_ALIVE:
+        return take_alive(worker, flight, now_ns, err);
     case BERTH_WIRE_DONE:
         return take_done(worker, flight, now_ns, err);
     default:
@@ -109,8 +120,9 @@ static enum berth_code seat_row(struct berth_flight *flight, uint32_t index, str
     return BERTH_OK;
 }
 
-/* slot, final, has a part, error, tensors. A part that cannot be taken fails the whole step, since
- * an answer with a piece missing would be a wrong one. */
+/* slot, final, has a part, error, tensors. A last part that cannot be taken ends its row with an
+ * error; another one fails the whole step, since its row lives on in the child, and an answer with
+ * a piece missing would be a wrong one. */
 static enum berth_code take_event(struct berth_process_worker *worker,
                                   struct berth_flight *flight, struct berth_err *err)
 {
@@ -132,12 +144,16 @@ static enum berth_code take_event(struct berth_process_worker *worker,
     }
     struct berth_step_event *event = &step->events[step->event_count++];
     *event = (struct berth_step_event){.slot = slot, .final = final == 1, .err = slot_err};
+    struct berth_err fault = {0};
+    struct berth_err *of = final == 1 ? &event->err : &flight->msg->err;
     if (has_part == 1) {
-        struct berth_err fault = {0};
-        if (take_part(worker, flight, slots[slot].request, &event->part, &fault) != BERTH_OK &&
-            flight->msg->err.code == BERTH_OK) {
-            flight->msg->err = fault;
-        }
+        fault.code = take_part(worker, flight, slots[slot].request, &event->part, &fault);
+    } else if (final == 1 && slot_err.code == BERTH_OK) {
+        (void)berth_fail(&fault, BERTH_INTERNAL,
+                         "the worker process ended a row without an answer");
+    }
+    if (of->code == BERTH_OK) {
+        *of = fault;
     }
     if (final == 1) {
         slots[slot] = (struct berth_remote_slot){0};
@@ -158,22 +174,19 @@ static enum berth_code take_part(struct berth_process_worker *worker, struct ber
         code = berth_fail(fault, BERTH_UNAVAILABLE, "out of memory");
     }
     size_t count = berth_wire_get_tensor_count(message);
-    for (size_t i = 0; i < count && !message->bad; i++) {
+    for (size_t i = 0; i < count && !message->bad; i++) { /* all are read, whatever is wrong */
         struct berth_wire_tensor tensor;
         berth_wire_get_tensor(message, &tensor);
-        const struct berth_io *io =
-            message->bad ? NULL : berth_spec_output(spec, tensor.like.name);
-        if (io == NULL || io->dtype != tensor.like.dtype) {
-            message->bad = true;
-            break;
-        }
         flight->lends = flight->lends || tensor.fd >= 0;
-        if (code == BERTH_OK) {
-            code = take_tensor(&tensor, part, fault);
+        if (code == BERTH_OK && !message->bad) {
+            code = take_tensor(spec, part, &tensor, fault);
         }
     }
     if (message->bad && code == BERTH_OK) {
         code = berth_fail(fault, BERTH_UNAVAILABLE, "the worker process gave no answer");
+    }
+    if (code == BERTH_OK) {
+        code = check_complete(spec, part, fault);
     }
     if (code != BERTH_OK) {
         berth_part_destroy(part);
@@ -183,12 +196,79 @@ static enum berth_code take_part(struct berth_process_worker *worker, struct ber
     return BERTH_OK;
 }
 
-static enum berth_code take_tensor(const struct berth_wire_tensor *tensor, struct berth_part *part,
+static enum berth_code take_tensor(const struct berth_model_spec *spec, struct berth_part *part,
+                                   const struct berth_wire_tensor *tensor,
                                    struct berth_err *fault)
 {
     void *to = NULL;
-    BERTH_TRY(berth_part_add(part, &tensor->like, tensor->bytes, &to, fault));
+    const struct berth_tensor *like = &tensor->like;
+    const struct berth_io *io = berth_spec_output(spec, like->name);
+    if (io == NULL) {
+        return berth_fail(fault, BERTH_INTERNAL,
+                          "the worker process answered with an output that is none of the model's");
+    }
+    if (like->dtype != io->dtype) {
+        return berth_fail(fault, BERTH_INTERNAL,
+                          "the worker process answered with output '%.64s' in %s instead of %s",
+                          io->name, berth_dtype_name(like->dtype), berth_dtype_name(io->dtype));
+    }
+    if (!is_of_shape(spec, io, like, part->request->batch_rows)) {
+        return berth_fail(fault, BERTH_INTERNAL,
+                          "the worker process answered with output '%.64s' in another shape than "
+                          "the model's", io->name);
+    }
+    if (berth_part_find(part, io->name) != NULL) {
+        return berth_fail(fault, BERTH_INTERNAL,
+                          "the worker process answered with output '%.64s' twice", io->name);
+    }
+    BERTH_TRY(berth_part_add(part, like, tensor->bytes, &to, fault));
     return berth_wire_read_tensor(tensor, to, fault);
+}
+
+/* Behind the batch where there is one. Rows of step models stand alone: with it or without. */
+static bool is_of_shape(const struct berth_model_spec *spec, const struct berth_io *io,
+                        const struct berth_tensor *tensor, uint64_t batch_rows)
+{
+    bool has_batch = spec->batch_size_max > 0 && tensor->rank == io->rank + 1;
+    uint8_t first = has_batch ? 1 : 0;
+    if (!has_batch && spec->batch_size_max > 0 && spec->run_mode != BERTH_RUN_STEPS) {
+        return false;
+    }
+    if (tensor->rank != io->rank + first ||
+        (has_batch && (uint64_t)tensor->dims[0] != batch_rows)) {
+        return false;
+    }
+    for (uint8_t i = 0; i < io->rank; i++) {
+        if (io->dims[i] >= 0 && tensor->dims[first + i] != io->dims[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static enum berth_code check_complete(const struct berth_model_spec *spec,
+                                      const struct berth_part *part, struct berth_err *fault)
+{
+    for (size_t i = 0; i < spec->output_count; i++) {
+        const char *name = spec->outputs[i].name;
+        if (berth_request_wants(part->request, name) && berth_part_find(part, name) == NULL) {
+            return berth_fail(fault, BERTH_INTERNAL,
+                              "the worker process answered without output '%.64s'", name);
+        }
+    }
+    return BERTH_OK;
+}
+
+/* A load, or an unload, that goes on (P12). */
+static enum berth_code take_alive(struct berth_process_worker *worker, struct berth_flight *flight,
+                                  uint64_t now_ns, struct berth_err *err)
+{
+    if (!berth_wire_whole(&worker->message) || flight->kind == BERTH_WORKER_RUN ||
+        flight->kind == BERTH_WORKER_STEP) {
+        return wrong(err, "a sign of life that cannot be read, or of no load");
+    }
+    flight->t_alive_ns = now_ns;
+    return BERTH_OK;
 }
 
 /* error, started, ended, bytes, instances, slots, live rows, steps */
@@ -296,5 +376,5 @@ static bool has_all_rows(const struct berth_flight *flight)
 
 static enum berth_code wrong(struct berth_err *err, const char *text)
 {
-    return berth_fail(err, BERTH_INTERNAL, "the worker process sent %s", text);
+    return berth_fail(err, BERTH_INTERNAL, "sent %s", text);
 }

@@ -10,6 +10,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+
 static bool send_now(struct berth_process_worker *worker);
 static bool send_release(struct berth_process_worker *worker);
 static bool send_piece(struct berth_process_worker *worker);
@@ -23,26 +25,30 @@ static bool send_slot_cancels(struct berth_process_worker *worker, struct berth_
 static bool send_cancel(struct berth_process_worker *worker, uint64_t token);
 
 /* Each sender returns whether it sent something. */
-void berth_process_pump(struct berth_process_worker *worker)
+void berth_process_pump(struct berth_process_worker *worker, uint64_t now_ns)
 {
-    if (worker->child.state != BERTH_CHILD_UP || worker->wants_out) {
+    if (worker->child.state != BERTH_CHILD_UP || worker->wants_out ||
+        now_ns < worker->t_send_ns) {
         return;
     }
+    worker->t_send_ns = 0;
     while (send_cancels(worker) || send_release(worker) || send_piece(worker)) {
     }
 }
 
 static bool send_now(struct berth_process_worker *worker)
 {
-    if (worker->child.fd < 0 || worker->wants_out) {
+    if (worker->child.fd < 0 || worker->wants_out || worker->t_send_ns != 0) {
         return false;
     }
     enum berth_wire_result result =
         berth_wire_send(worker->child.fd, &worker->writer, false);
     if (result == BERTH_WIRE_AGAIN) {
         berth_process_watch(worker, EPOLL_CTL_MOD, true);
+    } else if (result == BERTH_WIRE_LATER) {
+        worker->t_send_ns = berth_clock_now_ns() + BERTH_PROCESS_LATER_NS;
     } else if (result != BERTH_WIRE_OK) {
-        berth_process_lose(worker, "has ended");
+        berth_process_lose(worker, NULL);
     }
     return result == BERTH_WIRE_OK;
 }

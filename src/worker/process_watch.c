@@ -2,28 +2,38 @@
 #include "worker/process_worker.h"
 
 #include "base/clock.h"
+#include "base/mem.h"
 
 #define HANG_NS_DEFAULT (30 * BERTH_NS_PER_S)
 #define HANG_NS_CLOSING (5 * BERTH_NS_PER_S) /* once the server ends */
+#define LOAD_NS_DEFAULT (300 * BERTH_NS_PER_S)
+#define LOADS_MAX 12 /* so many times as long as it may be silent a load may take */
 
 static bool hangs(const struct berth_process_worker *worker, struct berth_flight *flight,
                   uint64_t now_ns);
+static bool is_silent(const struct berth_process_worker *worker, struct berth_flight *flight,
+                      uint64_t now_ns);
 static bool is_unwanted(const struct berth_flight *flight);
+
+const char *berth_process_hang(struct berth_process_worker *worker, uint64_t now_ns)
+{
+    const char *why = NULL;
+    struct berth_link *lists[2] = {&worker->sent, &worker->outbox};
+    for (size_t i = 0; i < BERTH_COUNT_OF(lists); i++) {
+        BERTH_LIST_EACH(link, lists[i]) {
+            struct berth_flight *flight = BERTH_CONTAINER_OF(link, struct berth_flight, link);
+            if (hangs(worker, flight, now_ns)) {
+                why = "hangs";
+            } else if (is_silent(worker, flight, now_ns)) {
+                why = "hangs in a load";
+            }
+        }
+    }
+    return why;
+}
 
 /* A run ends soon after its last row is cancelled (E4); one that does not never will. Nor will one
  * that the child does not take from its socket. */
-const char *berth_process_hang(struct berth_process_worker *worker, uint64_t now_ns)
-{
-    bool any = false;
-    BERTH_LIST_EACH(link, &worker->sent) {
-        any = hangs(worker, BERTH_CONTAINER_OF(link, struct berth_flight, link), now_ns) || any;
-    }
-    BERTH_LIST_EACH(link, &worker->outbox) {
-        any = hangs(worker, BERTH_CONTAINER_OF(link, struct berth_flight, link), now_ns) || any;
-    }
-    return any ? "hangs" : NULL;
-}
-
 static bool hangs(const struct berth_process_worker *worker, struct berth_flight *flight,
                   uint64_t now_ns)
 {
@@ -37,6 +47,26 @@ static bool hangs(const struct berth_process_worker *worker, struct berth_flight
         flight->t_unwanted_ns = now_ns;
     }
     return flight->t_unwanted_ns != 0 && now_ns - flight->t_unwanted_ns > hang_ns_max;
+}
+
+/* P12. A load may take long; what it may not is stand still, or go on for ever. */
+static bool is_silent(const struct berth_process_worker *worker, struct berth_flight *flight,
+                      uint64_t now_ns)
+{
+    uint64_t load_ns_max = berth_process_load_ns_max(worker);
+    if (flight->kind != BERTH_WORKER_LOAD && flight->kind != BERTH_WORKER_UNLOAD) {
+        return false;
+    }
+    if (flight->t_held_ns == 0) {
+        flight->t_held_ns = flight->t_alive_ns = now_ns;
+    }
+    uint64_t held_ns = now_ns - flight->t_held_ns;
+    return now_ns - flight->t_alive_ns > load_ns_max || held_ns / LOADS_MAX > load_ns_max;
+}
+
+uint64_t berth_process_load_ns_max(const struct berth_process_worker *worker)
+{
+    return worker->options.load_ns_max == 0 ? LOAD_NS_DEFAULT : worker->options.load_ns_max;
 }
 
 static bool is_unwanted(const struct berth_flight *flight)

@@ -8,8 +8,9 @@
  *
  * A child that ends, misbehaves or hangs is killed and reaped; then all it had comes home as
  * UNAVAILABLE, the controller is told that what was loaded is gone (P4), and another one is
- * started, after a pause that grows while they end early (P5). Rejected: sending again what was
- * under way (a request that kills its worker would kill the next one too).
+ * started, after a pause that grows while they end early (P5). Rejected: sending again what the
+ * child had (a request that kills its worker would kill the next one too); what it had not, the
+ * controller sends to the next copy.
  */
 #include "worker/process_worker.h"
 
@@ -32,6 +33,7 @@
 #define REAP_NS (10 * BERTH_NS_PER_MS)    /* how often a child that ends is looked at */
 #define REAP_NS_MAX (2 * BERTH_NS_PER_S)  /* then its messages go home all the same */
 #define HANG_LOOK_NS BERTH_NS_PER_S
+#define SIGNS_OF_LIFE 10 /* so many are due in the time that a load may show none */
 
 static void send(struct berth_worker *base, struct berth_worker_msg *msg);
 static void cancel(struct berth_worker *base);
@@ -158,7 +160,7 @@ static void *io_main(void *argument)
         if (atomic_load(&worker->cancels)) {
             drop_unwanted(worker);
         }
-        berth_process_pump(worker);
+        berth_process_pump(worker, now_ns);
         if (atomic_load(&worker->stop) && is_empty(worker)) {
             if (worker->child.state == BERTH_CHILD_DOWN) {
                 return NULL;
@@ -220,9 +222,10 @@ static void take_message(struct berth_process_worker *worker, struct berth_worke
         (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
         if (msg->kind == BERTH_WORKER_UNLOAD ||
             (msg->kind == BERTH_WORKER_STEP && msg->drop_count > 0)) {
-            berth_child_kill(&worker->child, berth_clock_now_ns()); /* frees what it has too */
+            berth_process_lose(worker, "cannot be told what to free"); /* so it all goes */
         }
     } else if (flight->remote == NULL) { /* lost with its child; P4 */
+        msg->not_begun = true;
         (void)berth_fail(&err, BERTH_UNAVAILABLE,
                          "the worker process that had the model has ended");
     } else if (flight->pieces > BERTH_WIRE_ROWS_MAX + 1U) {
@@ -269,7 +272,7 @@ static void describe_later(struct berth_process_worker *worker, struct berth_wor
 static void tick(struct berth_process_worker *worker, uint64_t now_ns)
 {
     struct berth_child *child = &worker->child;
-    char text[sizeof(child->ending) + 40];
+    char text[sizeof(child->ending) + sizeof(worker->why) + 40];
     const char *why = NULL;
     switch (child->state) {
     case BERTH_CHILD_DOWN:
@@ -296,7 +299,8 @@ static void tick(struct berth_process_worker *worker, uint64_t now_ns)
     case BERTH_CHILD_LEAVING:
     case BERTH_CHILD_DYING:
         if (berth_child_reap(child, now_ns)) {
-            snprintf(text, sizeof(text), "worker process ended: %s", child->ending);
+            snprintf(text, sizeof(text), "worker process %s: %s",
+                     worker->why[0] == '\0' ? "ended" : worker->why, child->ending);
             if (!atomic_load(&worker->stop)) {
                 berth_log_warn("worker", 0, "%s device=%s", text, worker->base.device);
             }
@@ -321,6 +325,8 @@ static void start_child(struct berth_process_worker *worker, uint64_t now_ns)
                                           .argv = argv,
                                           .buffer_bytes = SOCKET_BYTES};
     snprintf(number, sizeof(number), "%d", BERTH_CHILD_SOCKET);
+    worker->why[0] = '\0';
+    worker->t_send_ns = 0;
     if (berth_child_start(&worker->child, &options, now_ns, &err) != BERTH_OK) {
         berth_log_err(BERTH_LOG_WARN, "worker", 0, &err);
         atomic_store(&worker->base.condition, BERTH_WORKER_FAILING);
@@ -345,6 +351,7 @@ static void put_hello(struct berth_process_worker *worker)
     berth_wire_put_u32(writer, options->load_threads);
     berth_wire_put_u32(writer, options->engine_threads);
     berth_wire_put_u64(writer, options->bytes_budget);
+    berth_wire_put_u64(writer, berth_process_load_ns_max(worker) / SIGNS_OF_LIFE);
     uint32_t level = BERTH_LOG_ERROR;
     while (level < BERTH_LOG_DEBUG && berth_log_enabled((enum berth_log_level)(level + 1))) {
         level++;
@@ -352,14 +359,16 @@ static void put_hello(struct berth_process_worker *worker)
     berth_wire_put_u32(writer, level);
 }
 
-/* The child is given up; what it had goes home when it is known how it ended. */
 void berth_process_lose(struct berth_process_worker *worker, const char *why)
 {
     if (worker->child.state == BERTH_CHILD_DYING) {
         return;
     }
-    berth_log_warn("worker", 0, "a worker process %s device=%s pid=%d", why, worker->base.device,
-                   (int)worker->child.pid);
+    const char *by_itself =
+        worker->child.state == BERTH_CHILD_STARTING ? "does not start" : "has ended";
+    snprintf(worker->why, sizeof(worker->why), "%s", why == NULL ? "" : why);
+    berth_log_warn("worker", 0, "a worker process %s device=%s pid=%d",
+                   why == NULL ? by_itself : why, worker->base.device, (int)worker->child.pid);
     berth_child_kill(&worker->child, berth_clock_now_ns()); /* its socket leaves epoll with it */
 }
 
@@ -374,6 +383,7 @@ static void fail_under_way(struct berth_process_worker *worker, const char *endi
     BERTH_LIST_EACH_SAFE(link, &worker->outbox) {
         struct berth_flight *flight = BERTH_CONTAINER_OF(link, struct berth_flight, link);
         if (flight->kind == BERTH_WORKER_LOAD && !all) {
+            flight->t_held_ns = flight->t_unwanted_ns = 0;
             berth_list_remove(link);
             berth_list_append(&loads, link);
         }
@@ -408,9 +418,7 @@ static void read_child(struct berth_process_worker *worker)
             return;
         }
         if (got == BERTH_WIRE_ENDED) {
-            berth_process_lose(worker, worker->child.state == BERTH_CHILD_STARTING
-                                           ? "does not start"
-                                           : "has ended");
+            berth_process_lose(worker, NULL);
             return;
         }
         bool good = got == BERTH_WIRE_OK;
@@ -480,6 +488,9 @@ static int wait_ms(const struct berth_process_worker *worker, uint64_t now_ns)
     case BERTH_CHILD_UP:
         if (!berth_list_empty(&worker->sent) || !berth_list_empty(&worker->outbox)) {
             wait_ns = HANG_LOOK_NS;
+        }
+        if (worker->t_send_ns != 0) {
+            wait_ns = worker->t_send_ns > now_ns ? worker->t_send_ns - now_ns : 0;
         }
         break;
     case BERTH_CHILD_LEAVING:

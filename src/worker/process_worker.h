@@ -21,6 +21,7 @@
 #include "worker/worker_protocol.h"
 
 #define BERTH_REMOTES_BUCKETS 256 /* a power of two */
+#define BERTH_PROCESS_LATER_NS UINT64_C(5000000) /* until a send that nothing announces is tried */
 
 /* A row of a step model that lives in the child between messages. */
 struct berth_remote_slot {
@@ -53,6 +54,8 @@ struct berth_flight {
     bool told;                    /* LOAD: the child knows that it is unwanted */
     bool lends;                   /* its answers named memory of the child: RELEASE it */
     uint64_t t_unwanted_ns;       /* since when nobody waits for it; 0: somebody does */
+    uint64_t t_held_ns;           /* LOAD, UNLOAD: since when it is this child's; 0: not yet */
+    uint64_t t_alive_ns;          /* LOAD, UNLOAD: last sign of life */
     unsigned char marks[];        /* by row */
 };
 
@@ -67,7 +70,9 @@ struct berth_process_worker {
     atomic_bool cancels;          /* look for cancelled rows */
     int epoll_fd;
     bool wants_out;               /* the socket is watched for room */
+    uint64_t t_send_ns;           /* nothing is sent before; 0: it may be */
     struct berth_child child;
+    char why[80];                 /* the child was given up; "": it ended by itself */
     struct berth_link outbox, sent, releases;
     struct berth_remote *remotes[BERTH_REMOTES_BUCKETS];
     uint64_t id_last, token_last;
@@ -96,16 +101,18 @@ void berth_remote_destroy(struct berth_remote *remote); /* NULL is fine */
 struct berth_remote_slot *berth_remote_slots(const struct berth_remote *remote, uint32_t instance);
 
 /* process_worker.c */
-/* The child is given up; what it had goes home when it is known how it ended. */
+/* The child is given up; what it had goes home when it is known how it ended. why NULL: it ended by
+ * itself. */
 void berth_process_lose(struct berth_process_worker *worker, const char *why);
 /* Its socket, by epoll: EPOLL_CTL_ADD or _MOD; `out`: for room too, and nothing is sent before. */
 void berth_process_watch(struct berth_process_worker *worker, int operation, bool out);
 
 /* process_send.c. Sends what can be sent now. */
-void berth_process_pump(struct berth_process_worker *worker);
+void berth_process_pump(struct berth_process_worker *worker, uint64_t now_ns);
 
 /* process_watch.c. Why the child, which is up, has to be given up; NULL: it has not. */
 const char *berth_process_hang(struct berth_process_worker *worker, uint64_t now_ns);
+uint64_t berth_process_load_ns_max(const struct berth_process_worker *worker);
 
 /* process_answers.c. Takes worker->message, an ANSWER, EVENT or DONE. An error is the child's
  * fault, and it must not be believed any further. */

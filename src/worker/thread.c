@@ -197,7 +197,10 @@ static void *lane_main(void *argument)
         }
     }
     struct berth_worker_msg *msg;
+    clockid_t clock = 0;
+    (void)pthread_getcpuclockid(pthread_self(), &clock);
     while ((msg = lane_take(lane)) != NULL) {
+        atomic_store_explicit(&msg->clock, clock, memory_order_relaxed);
         msg->t_started_ns = berth_clock_now_ns();
         handle(lane->worker, msg);
         msg->t_ended_ns = berth_clock_now_ns();

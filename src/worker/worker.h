@@ -7,7 +7,7 @@
  * them. Tensors in messages are slab ranges, never pointers.
  *
  * Threads: send from the controller only. A message belongs to the worker until it comes back.
- * Rules:   README.md here, P1 to P11.
+ * Rules:   README.md here, P1 to P12.
  */
 #ifndef BERTH_WORKER_H
 #define BERTH_WORKER_H
@@ -46,6 +46,8 @@ struct berth_worker_msg {
     struct berth_step_result *step;  /* STEP: where results go */
     /* Results. */
     struct berth_err err;            /* of the whole message */
+    bool not_begun;                  /* RUN, STEP: lost with the worker's process before that had
+                                        any of it: its rows may go to another copy of the model */
     uint64_t t_started_ns;
     uint64_t t_ended_ns;
     uint64_t bytes_used;             /* LOAD, RUN, STEP: what the model holds then; 0: unknown */
@@ -53,6 +55,7 @@ struct berth_worker_msg {
     uint32_t slots;                  /* LOAD: per instance, for step models */
     uint64_t epoch;                  /* LOAD: the worker's epoch in which it was loaded */
     void *state;                     /* the controller's own */
+    _Atomic int clock;               /* of the CPU time of the thread that has it; 0: none yet */
     /* LOAD, by berth_worker_want, any time: nobody waits for it any more, and it may end CANCELLED
      * wherever it can stop. */
     atomic_bool unwanted;
@@ -110,6 +113,7 @@ struct berth_worker_options {
     uint64_t bytes_budget;   /* of its own slabs: inputs and outputs of what runs */
     uint64_t start_ns_max;   /* until it says it is ready; 0: 60 s */
     uint64_t hang_ns_max;    /* of a message that nobody waits for any more; 0: 30 s */
+    uint64_t load_ns_max;    /* of a load without a sign of life; 0: 5 min (P12) */
 };
 
 enum berth_code berth_worker_thread_create(const struct berth_worker_options *options,

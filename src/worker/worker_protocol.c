@@ -155,10 +155,12 @@ enum berth_wire_result berth_wire_send(int fd, const struct berth_wire_writer *w
     if (sent == (ssize_t)writer->length) {
         return BERTH_WIRE_OK;
     }
+    if (errno == EAGAIN) {
+        return BERTH_WIRE_AGAIN;
+    }
     /* ETOOMANYREFS: so many descriptors are on their way that the reader has to come first. */
-    return errno == EAGAIN || errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS
-               ? BERTH_WIRE_AGAIN
-               : BERTH_WIRE_ENDED;
+    return errno == ENOBUFS || errno == ENOMEM || errno == ETOOMANYREFS ? BERTH_WIRE_LATER
+                                                                        : BERTH_WIRE_ENDED;
 }
 
 enum berth_wire_result berth_wire_receive(int fd, struct berth_wire_message *message, bool waits)

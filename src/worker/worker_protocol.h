@@ -6,7 +6,7 @@
  * it from there into memory of its own. Then nothing the sender does later can change it.
  *
  *     server   HELLO                                       process  READY
- *     server   LOAD, UNLOAD                                process  DONE
+ *     server   LOAD, UNLOAD                                process  ALIVEs, then DONE
  *     server   RUN or STEP, then its ROWs                  process  ANSWERs, EVENTs, then DONE
  *     server   CANCEL (a row, a LOAD), RELEASE (tensors of a message are read), any time
  *
@@ -48,6 +48,7 @@ enum berth_wire_kind {
     BERTH_WIRE_ANSWER,
     BERTH_WIRE_EVENT,
     BERTH_WIRE_DONE,
+    BERTH_WIRE_ALIVE, /* a load or unload goes on; no fields */
     BERTH_WIRE_KIND_END
 };
 
@@ -74,7 +75,9 @@ void berth_wire_put_request(struct berth_wire_writer *writer, const struct berth
 
 enum berth_wire_result {
     BERTH_WIRE_OK,
-    BERTH_WIRE_AGAIN, /* not now (where it may not wait) */
+    BERTH_WIRE_AGAIN, /* not now (where it may not wait); the socket says when */
+    BERTH_WIRE_LATER, /* nor now, and the socket does not say when: the kernel is short of memory,
+                         or too many descriptors are on their way */
     BERTH_WIRE_ENDED, /* the other end is gone */
     BERTH_WIRE_BAD    /* no message of this protocol */
 };

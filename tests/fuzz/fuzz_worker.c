@@ -23,7 +23,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t length);
 static struct berth_slabs *slabs;
 static struct berth_queue replies;
 static struct berth_process_worker *worker;
-static struct berth_io output = {.name = "OUT", .dtype = BERTH_DTYPE_FP32, .rank = 1};
+static struct berth_io output = {
+    .name = "OUT", .dtype = BERTH_DTYPE_FP32, .rank = 1, .dims = {-1}};
 static int memory_fd;
 
 static void setup(void)
@@ -72,6 +73,16 @@ static void fly(struct berth_worker_msg *msg, bool whole)
     berth_list_append(whole ? &worker->sent : &worker->outbox, &flight->link);
 }
 
+/* Whole, or not there at all. */
+static void judge_part(const struct berth_part *part)
+{
+    if (part != NULL) {
+        const struct berth_tensor *tensor = berth_part_find(part, output.name);
+        BERTH_ASSERT(part->tensor_count == 1 && tensor != NULL);
+        BERTH_ASSERT(tensor->dtype == output.dtype && tensor->rank == output.rank);
+    }
+}
+
 static void judge_home(struct berth_worker_msg *msgs)
 {
     struct berth_link posts;
@@ -87,11 +98,13 @@ static void judge_home(struct berth_worker_msg *msgs)
             BERTH_ASSERT(msg->err.code == BERTH_OK || row->part == NULL);
             BERTH_ASSERT(msg->kind != BERTH_WORKER_RUN || msg->err.code != BERTH_OK ||
                          (row->part != NULL) == (row->err.code == BERTH_OK));
+            judge_part(row->part);
             berth_part_destroy(row->part);
             row->part = NULL;
         }
         for (size_t i = 0; msg->step != NULL && i < msg->step->event_count; i++) {
             BERTH_ASSERT(msg->step->events[i].slot < SLOTS);
+            judge_part(msg->step->events[i].part);
             berth_part_destroy(msg->step->events[i].part);
         }
         BERTH_ASSERT(msg->bytes_used <= worker->base.bytes_max);
@@ -127,7 +140,7 @@ static void child_speaks(const uint8_t *bytes, size_t length)
         size_t fields = bytes[2] < length - 3 ? bytes[2] : length - 3;
         struct berth_wire_message *message = &worker->message;
         static struct berth_wire_writer head;
-        berth_wire_begin(&head, (enum berth_wire_kind)(BERTH_WIRE_ANSWER + bytes[0] % 3),
+        berth_wire_begin(&head, (enum berth_wire_kind)(BERTH_WIRE_ANSWER + bytes[0] % 4),
                          1 + bytes[1] % 5);
         memcpy(message->bytes, head.bytes, head.length);
         memcpy(message->bytes + head.length, bytes + 3, fields);

@@ -3,61 +3,20 @@
  *
  * Nothing is asserted about how long anything takes.
  */
-#include <dirent.h>
+#include "worker_rig.h"
+
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <cmocka.h>
-
-#include "base/clock.h"
-#include "base/log.h"
-#include "base/mem.h"
-#include "engine/engine.h"
 #include "model/config_tree.h"
 #include "repo/model_config.h"
-#include "sched/sched.h"
 #include "worker/worker_protocol.h"
-
-#define CLIENT_REQUESTS_MAX 1024
-
-struct stand {
-    struct berth_slabs *slabs;
-    struct berth_catalog *catalog;
-    struct berth_worker *worker;
-    struct berth_sched *sched;
-    size_t bytes_at_start;
-    size_t fds_at_start;
-};
-
-struct client {
-    struct berth_queue queue;
-    size_t finals, parts, ok, matches;
-    struct berth_err last;
-};
-
-static size_t count_fds(void)
-{
-    size_t count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    assert_non_null(folder);
-    while (readdir(folder) != NULL) {
-        count++;
-    }
-    closedir(folder);
-    return count;
-}
 
 /* The child of this process, or 0 while there is none. */
 static pid_t child_pid(void)
@@ -99,161 +58,64 @@ static pid_t wait_for_child(pid_t other)
     return pid;
 }
 
-static void stand_open_as(struct stand *stand, bool process, const char *program,
-                          uint64_t start_ns_max, uint64_t hang_ns_max)
+/* `limits`: a program, and times after which something is a failure. */
+static void stand_open_with(struct stand *stand, const struct berth_worker_options *limits)
 {
     struct berth_err err = {0};
-    struct berth_slabs_options slabs = {.bytes_budget = 1 << 26, .bytes_pool_max = 1 << 20};
-    *stand = (struct stand){.bytes_at_start = berth_mem_bytes_live(),
-                            .fds_at_start = count_fds()};
-    assert_int_equal(berth_slabs_create(&slabs, &stand->slabs, &err), BERTH_OK);
-    assert_int_equal(berth_catalog_create(&stand->catalog, &err), BERTH_OK);
-    struct berth_worker_options options = {
-        .device = "cpu:0", .run_threads = 2, .load_threads = 2, .slabs = stand->slabs,
-        .program = program, .engine_threads = 1, .bytes_budget = 1 << 26,
-        .start_ns_max = start_ns_max, .hang_ns_max = hang_ns_max};
-    if (process) {
-        assert_int_equal(berth_worker_process_create(&options, &stand->worker, &err), BERTH_OK);
-    } else {
-        assert_int_equal(berth_worker_thread_create(&options, &stand->worker, &err), BERTH_OK);
-    }
-    struct berth_sched_options sched = {
-        .catalog = stand->catalog,
-        .workers = &stand->worker,
-        .worker_count = 1,
-        .mode = BERTH_CONTROL_DEMAND,
-        .queue_max = 10000,
-        .model_queue_max = 10000,
-        .request_timeout_ns = 120 * BERTH_NS_PER_S,
-        .cold_wait_ns = 120 * BERTH_NS_PER_S,
-        .load_backoff_ns = 1,
-        .loads_max = 2,
-    };
-    assert_int_equal(berth_sched_create(&sched, &stand->sched, &err), BERTH_OK);
-    assert_int_equal(berth_sched_start(stand->sched, &err), BERTH_OK);
+    struct berth_worker_options options = *limits;
+    stand_begin(stand);
+    options.device = "cpu:0";
+    options.run_threads = options.load_threads = 2;
+    options.engine_threads = 1;
+    options.slabs = stand->slabs;
+    options.bytes_budget = 1 << 26;
+    assert_int_equal(berth_worker_process_create(&options, &stand->worker, &err), BERTH_OK);
+    stand_start(stand);
 }
 
 static void stand_open(struct stand *stand)
 {
-    stand_open_as(stand, true, NULL, 0, 0);
+    stand_open_with(stand, &(struct berth_worker_options){0});
 }
 
-static void stand_close(struct stand *stand)
+static void stand_end(struct stand *stand)
 {
-    struct berth_slabs_stats stats;
-    berth_sched_destroy(stand->sched);
-    berth_worker_destroy(stand->worker);
-    berth_catalog_destroy(stand->catalog);
-    berth_slabs_stats(stand->slabs, &stats);
-    assert_int_equal(stats.bytes_out, 0);
-    berth_slabs_destroy(stand->slabs);
-    assert_int_equal(berth_mem_bytes_live(), stand->bytes_at_start);
-    assert_int_equal(count_fds(), stand->fds_at_start);
+    stand_close(stand);
     assert_int_equal(child_pid(), 0);
 }
 
-static struct berth_model *model_put(struct stand *stand, const char *name, const char *config)
+static struct berth_model *model_put_in(struct stand *stand, const char *name, const char *config,
+                                        const char *folder)
 {
     struct berth_err err = {0};
-    struct berth_model *model = NULL;
     struct berth_version_policy policy;
     struct berth_model_spec *spec = berth_spec_create();
     struct berth_model_config text = {.text = config, .length = strlen(config), .label = name,
                                       .json = true};
     assert_non_null(spec);
     spec->name = berth_arena_strdup(&spec->arena, name);
-    spec->folder = spec->folder_version = spec->task = "";
+    spec->folder = berth_arena_strdup(&spec->arena, folder);
+    spec->folder_version = spec->task = "";
     spec->version = 1;
     assert_int_equal(berth_model_config_read(&text, spec, &policy, &err), BERTH_OK);
-    assert_int_equal(berth_catalog_put(stand->catalog, spec, &model, &err), BERTH_OK);
-    atomic_store(&model->listed, true);
-    berth_model_release(model);
-    return model;
+    return stand_put(stand, spec);
 }
+
+static struct berth_model *model_put(struct stand *stand, const char *name, const char *config)
+{
+    return model_put_in(stand, name, config, "");
+}
+
+static float value_next; /* so that no two requests say the same */
 
 static const char *const echo_config =
     "{\"backend\": \"null\", \"max_batch_size\": 8, \"dynamic_batching\": {}}";
-
-static void on_part(struct berth_post *post)
-{
-    struct berth_part *part = BERTH_CONTAINER_OF(post, struct berth_part, post);
-    struct client *client = part->request->owner;
-    const struct berth_tensor *output = berth_part_find(part, "OUTPUT0");
-    client->parts++;
-    if (output != NULL) {
-        const struct berth_tensor *input = &part->request->inputs[0];
-        client->matches += output->range.length == input->range.length &&
-                           memcmp(berth_slabs_pointer(part->request->slabs, &output->range),
-                                  berth_slabs_pointer(part->request->slabs, &input->range),
-                                  input->range.length) == 0;
-    }
-    if (part->final) {
-        client->finals++;
-        client->ok += part->err.code == BERTH_OK;
-        client->last = part->err;
-    }
-    berth_part_destroy(part);
-}
-
-static void client_take(struct client *client)
-{
-    struct berth_link posts;
-    struct berth_link *link;
-    berth_list_init(&posts);
-    (void)berth_queue_take(&client->queue, &posts);
-    while ((link = berth_list_pop(&posts)) != NULL) {
-        struct berth_post *post = BERTH_CONTAINER_OF(link, struct berth_post, link);
-        post->deliver(post);
-    }
-}
-
-static void client_wait(struct client *client, size_t finals)
-{
-    client_take(client);
-    while (client->finals < finals) {
-        berth_queue_wait(&client->queue, 0);
-        client_take(client);
-    }
-    assert_int_equal(client->finals, finals);
-}
-
-static void client_open(struct client *client)
-{
-    struct berth_err err = {0};
-    *client = (struct client){0};
-    assert_int_equal(berth_queue_init(&client->queue, 0, &err), BERTH_OK);
-}
-
-static struct berth_request *request_make(struct stand *stand, struct client *client,
-                                          struct berth_model *model, size_t floats)
-{
-    struct berth_err err = {0};
-    static float next;
-    struct berth_request *request = berth_request_create(stand->slabs, 1 << 16);
-    assert_non_null(request);
-    assert_int_equal(berth_slabs_take(stand->slabs, floats * 4, &request->body, &err), BERTH_OK);
-    float *values = berth_slabs_pointer(stand->slabs, &request->body);
-    for (size_t i = 0; i < floats; i++) {
-        values[i] = next++;
-    }
-    request->inputs = berth_arena_alloc(&request->arena, sizeof(*request->inputs));
-    assert_non_null(request->inputs);
-    request->inputs[0] = (struct berth_tensor){.name = "INPUT0", .dtype = BERTH_DTYPE_FP32,
-                                               .rank = 2, .dims = {1, (int64_t)floats},
-                                               .range = request->body};
-    request->input_count = 1;
-    request->model = model;
-    request->reply = &client->queue;
-    request->on_part = on_part;
-    request->owner = client;
-    return request;
-}
 
 static struct berth_request *ask(struct stand *stand, struct client *client,
                                  struct berth_model *model, size_t floats)
 {
     struct berth_err err = {0};
-    struct berth_request *request = request_make(stand, client, model, floats);
+    struct berth_request *request = request_make(stand, client, model, floats, value_next++);
     assert_int_equal(berth_sched_submit(stand->sched, request, &err), BERTH_OK);
     return request; /* the caller's reference */
 }
@@ -262,15 +124,6 @@ static void ask_only(struct stand *stand, struct client *client, struct berth_mo
                      size_t floats)
 {
     berth_request_release(ask(stand, client, model, floats));
-}
-
-static void wait_until_running(struct stand *stand, uint64_t count)
-{
-    struct berth_sched_stats stats = {0};
-    while (stats.running != count) {
-        usleep(1000);
-        berth_sched_stats(stand->sched, &stats);
-    }
 }
 
 /* Inside the message and past it, in common, large and private memory. */
@@ -289,7 +142,7 @@ static void answers_are_the_same_bytes(void **state)
         assert_int_equal(client.matches, i + 1);
     }
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 static void many_requests_leave_nothing(void **state)
@@ -310,7 +163,7 @@ static void many_requests_leave_nothing(void **state)
     assert_int_equal(client.matches, 1001);
     assert_int_equal(count_fds(), fds);
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 static void steps_give_all_parts(void **state)
@@ -330,7 +183,7 @@ static void steps_give_all_parts(void **state)
     assert_int_equal(client.parts, 200);
     assert_int_equal(client.matches, 200);
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 static void errors_come_home(void **state)
@@ -357,7 +210,7 @@ static void errors_come_home(void **state)
     assert_non_null(strstr(client.last.msg, "needs engine 'nothing'"));
     assert_int_equal(client.ok, 0);
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 static void parameters_cross(void **state)
@@ -375,7 +228,7 @@ static void parameters_cross(void **state)
     memset(text, 'x', sizeof(text) - 1);
     for (size_t i = 0; i < 2; i++) {
         params[0].value.string = i == 0 ? "because \xff" : text;
-        struct berth_request *request = request_make(&stand, &client, model, 4);
+        struct berth_request *request = request_make(&stand, &client, model, 4, value_next++);
         request->params = (struct berth_params){.items = params, .count = 2};
         assert_int_equal(berth_sched_submit(stand.sched, request, &err), BERTH_OK);
         berth_request_release(request);
@@ -390,7 +243,7 @@ static void parameters_cross(void **state)
     client_wait(&client, 3);
     assert_int_equal(client.ok, 1);
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 static void cancel_reaches_the_child(void **state)
@@ -417,7 +270,7 @@ static void cancel_reaches_the_child(void **state)
         assert_int_equal(child_pid(), pid);
     }
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 /* Killed in a load, a run and a step: one answer each; then it serves again. */
@@ -461,7 +314,7 @@ static void a_killed_child_is_replaced(void **state)
     client_wait(&client, ++finals);
     assert_int_equal(client.last.code, BERTH_OK);
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 /* Kills at any moment under load: every request has one answer, OK or UNAVAILABLE. */
@@ -475,7 +328,7 @@ static void kills_at_any_moment(void **state)
         model_put(&stand, "echo", echo_config),
         model_put(&stand, "steps", "{\"backend\": \"null\", \"max_batch_size\": 8, \"parameters\": "
                                    "{\"steps\": {\"string_value\": \"3\"}}}"),
-        model_put(&stand, "slow", "{\"backend\": \"null\", \"parameters\": "
+        model_put(&stand, "slow", "{\"backend\": \"null\", \"max_batch_size\": 8, \"parameters\": "
                                   "{\"sleep_ms\": {\"string_value\": \"2\"}}}")};
     size_t asked = 0;
     for (size_t round = 0; round < 15; round++) {
@@ -502,7 +355,7 @@ static void kills_at_any_moment(void **state)
     }
     assert_true(client.ok >= ok + 3);
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 /* A child that stops taking messages is replaced once nobody waits for one of them: one that it has
@@ -518,7 +371,8 @@ static void a_child_that_hangs_is_replaced(void **state)
         struct stand stand;
         struct client client;
         static struct berth_request *requests[256];
-        stand_open_as(&stand, true, NULL, 0, 50 * BERTH_NS_PER_MS);
+        stand_open_with(&stand, &(struct berth_worker_options){
+                                    .hang_ns_max = 50 * BERTH_NS_PER_MS});
         client_open(&client);
         struct berth_model *echo = model_put(&stand, "echo", echo_config);
         struct berth_model *model = model_put(&stand, "hung", configs[i]);
@@ -543,7 +397,7 @@ static void a_child_that_hangs_is_replaced(void **state)
         client_wait(&client, 2 * counts[i] + 1);
         assert_int_equal(client.last.code, BERTH_OK);
         berth_queue_finish(&client.queue);
-        stand_close(&stand);
+        stand_end(&stand);
     }
 }
 
@@ -552,7 +406,8 @@ static void a_server_ends_though_its_child_hangs(void **state)
 {
     struct stand stand;
     struct client client;
-    stand_open_as(&stand, true, NULL, 0, 50 * BERTH_NS_PER_MS);
+    stand_open_with(&stand, &(struct berth_worker_options){
+                                    .hang_ns_max = 50 * BERTH_NS_PER_MS});
     client_open(&client);
     struct berth_model *echo = model_put(&stand, "echo", echo_config);
     struct berth_model *cold = model_put(&stand, "cold", echo_config);
@@ -568,7 +423,7 @@ static void a_server_ends_though_its_child_hangs(void **state)
     client_wait(&client, 2);
     assert_int_equal(client.last.code, BERTH_UNAVAILABLE);
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 /* Steps fail, and mostly the drops of their rows too, for want of memory: the rows go home, nothing
@@ -607,7 +462,7 @@ static void drops_without_memory(void **state)
         berth_request_release(request);
     }
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 /* A child whose device is lost to it ends by itself, and another one serves. */
@@ -628,7 +483,7 @@ static void a_lost_child_is_replaced(void **state)
         assert_true(client.last.code == BERTH_OK || client.last.code == BERTH_UNAVAILABLE);
     } while (child_pid() == pid || client.last.code != BERTH_OK);
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 static void a_child_has_no_files_of_ours(void **state)
@@ -646,7 +501,7 @@ static void a_child_has_no_files_of_ours(void **state)
         assert_string_equal(target, "/dev/null");
     }
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 /* Idle when its child died: the next request loads it again and is none the wiser. */
@@ -668,7 +523,7 @@ static void an_idle_model_comes_back(void **state)
         }
     }
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 /* A program that is not there, one that ends at once, one that never says it is ready. */
@@ -681,7 +536,9 @@ static void a_child_that_does_not_start(void **state)
         if (i == 2) {
             setenv("BERTH_TEST_CHILD", "silent", 1);
         }
-        stand_open_as(&stand, true, programs[i], i == 2 ? 50 * BERTH_NS_PER_MS : 0, 0);
+        stand_open_with(&stand, &(struct berth_worker_options){
+                                    .program = programs[i],
+                                    .start_ns_max = i == 2 ? 50 * BERTH_NS_PER_MS : 0});
         client_open(&client);
         struct berth_model *model = model_put(&stand, "echo", echo_config);
         ask_only(&stand, &client, model, 4);
@@ -689,7 +546,7 @@ static void a_child_that_does_not_start(void **state)
         assert_int_equal(client.last.code, BERTH_UNAVAILABLE);
         unsetenv("BERTH_TEST_CHILD");
         berth_queue_finish(&client.queue);
-        stand_close(&stand);
+        stand_end(&stand);
     }
 }
 
@@ -699,7 +556,7 @@ static const struct {
 } lies[] = {
     {"garbage", false},    {"short", false},      {"hello", false},      {"version", false},
     {"unknown-id", false}, {"no-answers", false}, {"no-answers", true},  {"twice", false},
-    {"row-99", false},     {"row-99", true},      {"wrong-type", false}, {"wrong-name", false},
+    {"row-99", false},     {"row-99", true},      {"alive", false},      {"alive", true},
     {"past-end", false},   {"bad-fd", false},     {"pipe", false},       {"cut-file", false},
     {"many-slots", false}, {"many-slots", true},  {"no-slots", true},    {"event", true},
     {"event", false},      {"exit", true},
@@ -733,8 +590,151 @@ static void nothing_a_child_says_is_believed(void **state)
         }
         assert_true(client.matches > 0);
         berth_queue_finish(&client.queue);
-        stand_close(&stand);
+        stand_end(&stand);
     }
+}
+
+/* Well-formed, and not what the model promises: the request fails and says why; the child is none
+ * the worse for it, and neither is the row after it. */
+static void what_a_model_promises_is_looked_for(void **state)
+{
+    static const struct {
+        const char *lie;
+        const char *text;
+        bool steps;
+    } answers[] = {
+        {"missing", "without output 'OUTPUT0'", false},
+        {"wrong-type", "'OUTPUT0' in INT32 instead of FP32", false},
+        {"wrong-name", "an output that is none of the model's", false},
+        {"wrong-shape", "'OUTPUT0' in another shape", false},
+        {"same-twice", "'OUTPUT0' twice", false},
+        {"missing", "without output 'OUTPUT0'", true},
+        {"nothing", "ended a row without an answer", true},
+    };
+    for (size_t i = 0; i < BERTH_COUNT_OF(answers); i++) {
+        struct stand stand;
+        struct client client;
+        setenv("BERTH_TEST_CHILD", answers[i].lie, 1);
+        stand_open(&stand);
+        client_open(&client);
+        struct berth_model *model =
+            model_put(&stand, "m", answers[i].steps ? steps_config : echo_config);
+        pid_t pid = wait_for_child(0);
+        for (size_t asked = 1; asked <= 3; asked++) {
+            ask_only(&stand, &client, model, 4);
+            client_wait(&client, asked);
+            assert_int_equal(client.last.code, BERTH_INTERNAL);
+            if (strstr(client.last.msg, answers[i].text) == NULL) {
+                fail_msg("%s: %s", answers[i].lie, client.last.msg);
+            }
+        }
+        assert_int_equal(client.parts, 3); /* the finals, which hold nothing */
+        assert_int_equal(child_pid(), pid);
+        assert_int_equal(berth_model_state(model), BERTH_STATE_WARM);
+        unsetenv("BERTH_TEST_CHILD");
+        berth_queue_finish(&client.queue);
+        stand_end(&stand);
+    }
+}
+
+/* The process was dead before it could have had the run: nobody need know. */
+static void a_run_for_a_dead_child_is_begun_by_the_next(void **state)
+{
+    static const char *const configs[2] = {echo_config, steps_config};
+    for (size_t i = 0; i < 2; i++) {
+        struct stand stand;
+        struct client client;
+        size_t asked = 0;
+        stand_open(&stand);
+        client_open(&client);
+        struct berth_model *model = model_put(&stand, "m", configs[i]);
+        ask_only(&stand, &client, model, 4);
+        client_wait(&client, ++asked);
+        for (size_t round = 0; round < 3; round++) {
+            siginfo_t info;
+            pid_t pid = wait_for_child(0);
+            kill(pid, SIGKILL);
+            while (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT) != 0 && errno == EINTR) {
+            } /* dead; reaped soon, or already */
+            for (size_t n = 0; n < 5; n++) {
+                ask_only(&stand, &client, model, n % 2 == 0 ? 4 : 4000);
+                usleep((useconds_t)(n * round * 500));
+            }
+            asked += 5;
+            client_wait(&client, asked);
+        }
+        assert_int_equal(client.ok, asked);
+        berth_queue_finish(&client.queue);
+        stand_end(&stand);
+    }
+}
+
+/* One that takes a load and says nothing more, and one whose loader waits for what never comes
+ * while its main thread lives: both are replaced, and what waits is told. */
+static void a_load_that_stands_still_ends(void **state)
+{
+    static const char *const waits =
+        "{\"backend\": \"null\", \"max_batch_size\": 8, \"model_warmup\": [{\"name\": \"w\", "
+        "\"batch_size\": 1, \"inputs\": {\"INPUT0\": {\"data_type\": \"TYPE_FP32\", "
+        "\"dims\": [4], \"input_data_file\": \"pipe\"}}}]}";
+    char folder[] = "/tmp/berth-worker-XXXXXX", path[64];
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/warmup", folder);
+    assert_int_equal(mkdir(path, 0700), 0);
+    strncat(path, "/pipe", sizeof(path) - strlen(path) - 1);
+    assert_int_equal(mkfifo(path, 0600), 0);
+    for (size_t i = 0; i < 2; i++) {
+        struct stand stand;
+        struct client client;
+        if (i == 0) {
+            setenv("BERTH_TEST_CHILD", "deaf", 1);
+        }
+        stand_open_with(&stand,
+                        &(struct berth_worker_options){.load_ns_max = 500 * BERTH_NS_PER_MS});
+        client_open(&client);
+        struct berth_model *echo = model_put(&stand, "echo", echo_config);
+        struct berth_model *model = model_put_in(&stand, "m", i == 0 ? echo_config : waits, folder);
+        ask_only(&stand, &client, model, 4);
+        client_wait(&client, 1);
+        assert_int_equal(client.last.code, BERTH_UNAVAILABLE);
+        assert_non_null(strstr(client.last.msg, "hangs in a load"));
+        unsetenv("BERTH_TEST_CHILD");
+        for (size_t asked = 1; client.last.code != BERTH_OK;) {
+            if (i == 0) {
+                kill_child(); /* one more that is deaf may have been started before */
+            }
+            ask_only(&stand, &client, echo, 4);
+            client_wait(&client, ++asked);
+        }
+        berth_queue_finish(&client.queue);
+        stand_end(&stand);
+    }
+    unlink(path);
+    *strrchr(path, '/') = '\0';
+    rmdir(path);
+    rmdir(folder);
+}
+
+/* Much longer than a load may stand still, but it does not. */
+static void a_slow_load_is_let_be(void **state)
+{
+    struct stand stand;
+    struct client client;
+    stand_open_with(&stand, &(struct berth_worker_options){.load_ns_max = 2 * BERTH_NS_PER_S});
+    client_open(&client);
+    struct berth_model *model =
+        model_put(&stand, "slow",
+                  "{\"backend\": \"null\", \"max_batch_size\": 8, \"parameters\": {\"sleep_ms\": "
+                  "{\"string_value\": \"10\"}}, \"model_warmup\": [{\"name\": \"w\", "
+                  "\"batch_size\": 1, \"count\": 500, \"inputs\": {\"INPUT0\": {\"data_type\": "
+                  "\"TYPE_FP32\", \"dims\": [4], \"zero_data\": true}}}]}");
+    pid_t pid = wait_for_child(0);
+    ask_only(&stand, &client, model, 4);
+    client_wait(&client, 1);
+    assert_int_equal(client.last.code, BERTH_OK);
+    assert_int_equal(child_pid(), pid);
+    berth_queue_finish(&client.queue);
+    stand_end(&stand);
 }
 
 /* A load, a run by descriptor and steps; all answered. */
@@ -747,7 +747,7 @@ static void ask_two(struct stand *stand, struct client *client, uint64_t fail_at
         snprintf(name[i], sizeof(name[i]), "m%zu", names++);
         struct berth_model *model =
             model_put(stand, name[i], i == 0 ? echo_config : steps_config);
-        requests[i] = request_make(stand, client, model, i == 0 ? 4000 : 4);
+        requests[i] = request_make(stand, client, model, i == 0 ? 4000 : 4, value_next++);
     }
     berth_mem_fail_at(fail_at, false);
     for (size_t i = 0; i < 2; i++) {
@@ -778,7 +778,7 @@ static void the_server_has_no_memory(void **state)
         ask_two(&stand, &client, 0, &asked);
     }
     berth_queue_finish(&client.queue);
-    stand_close(&stand);
+    stand_end(&stand);
 }
 
 /* The n-th allocation of the child fails: it says so for the one request, or ends. */
@@ -801,7 +801,7 @@ static void the_child_has_no_memory(void **state)
             ask_two(&stand, &client, 0, &asked);
         }
         berth_queue_finish(&client.queue);
-        stand_close(&stand);
+        stand_end(&stand);
     }
 }
 
@@ -875,6 +875,16 @@ static void say_done(uint64_t id, uint32_t instances, uint32_t slots)
     say();
 }
 
+static void put_like(const char *name, uint32_t dtype, uint64_t bytes)
+{
+    berth_wire_put_text(&out, name);
+    berth_wire_put_u32(&out, dtype);
+    berth_wire_put_u32(&out, 2);
+    berth_wire_put_u64(&out, 1);
+    berth_wire_put_u64(&out, bytes / 4);
+    berth_wire_put_u64(&out, bytes);
+}
+
 /* The head of an answer of the row, up to its one tensor's place. */
 static void begin_answer(uint64_t id, uint32_t index, const char *name, uint32_t dtype,
                          uint64_t bytes)
@@ -884,20 +894,74 @@ static void begin_answer(uint64_t id, uint32_t index, const char *name, uint32_t
     berth_wire_put_u32(&out, 0);
     berth_wire_put_u32(&out, BERTH_OK);
     berth_wire_put_u32(&out, 1);
-    berth_wire_put_text(&out, name);
-    berth_wire_put_u32(&out, dtype);
-    berth_wire_put_u32(&out, 1);
-    berth_wire_put_u64(&out, bytes / 4);
-    berth_wire_put_u64(&out, bytes);
+    put_like(name, dtype, bytes);
+}
+
+static void put_inside(void)
+{
+    berth_wire_put_u32(&out, 0);
+    berth_wire_put_u64(&out, 1);
+    berth_wire_put_u64(&out, 2);
 }
 
 static void answer_inside(uint64_t id, uint32_t index, const char *name, uint32_t dtype)
 {
     begin_answer(id, index, name, dtype, 16);
-    berth_wire_put_u32(&out, 0);
-    berth_wire_put_u64(&out, 1);
-    berth_wire_put_u64(&out, 2);
+    put_inside();
     say();
+}
+
+/* An answer of a RUN's row, or a row's seat and its last event, with no tensor at all. */
+static void answer_empty(uint64_t id, bool steps, bool has_part)
+{
+    berth_wire_begin(&out, BERTH_WIRE_ANSWER, id);
+    for (int i = 0; i < (steps ? 3 : 4); i++) {
+        berth_wire_put_u32(&out, 0); /* row 0, slot 0, OK, no tensors */
+    }
+    say();
+    if (steps) {
+        berth_wire_begin(&out, BERTH_WIRE_EVENT, id);
+        berth_wire_put_u32(&out, 0);
+        berth_wire_put_u32(&out, 1);
+        berth_wire_put_u32(&out, has_part);
+        for (int i = 0; i < (has_part ? 2 : 1); i++) {
+            berth_wire_put_u32(&out, 0);
+        }
+        say();
+    }
+    say_done(id, 1, 1);
+}
+
+/* [4] where the model says [rows, -1]. */
+static void answer_flat(uint64_t id)
+{
+    berth_wire_begin(&out, BERTH_WIRE_ANSWER, id);
+    for (int i = 0; i < 4; i++) {
+        berth_wire_put_u32(&out, i == 3);
+    }
+    berth_wire_put_text(&out, "OUTPUT0");
+    berth_wire_put_u32(&out, BERTH_DTYPE_FP32);
+    berth_wire_put_u32(&out, 1);
+    berth_wire_put_u64(&out, 4);
+    berth_wire_put_u64(&out, 16);
+    put_inside();
+    say();
+    say_done(id, 1, 1);
+}
+
+static void answer_twice(uint64_t id)
+{
+    berth_wire_begin(&out, BERTH_WIRE_ANSWER, id);
+    for (int i = 0; i < 3; i++) {
+        berth_wire_put_u32(&out, 0);
+    }
+    berth_wire_put_u32(&out, 2);
+    for (int i = 0; i < 2; i++) {
+        put_like("OUTPUT0", BERTH_DTYPE_FP32, 16);
+        put_inside();
+    }
+    say();
+    say_done(id, 1, 1);
 }
 
 static void answer_by_fd(uint64_t id, int fd, uint64_t offset)
@@ -912,6 +976,8 @@ static void answer_by_fd(uint64_t id, int fd, uint64_t offset)
     berth_wire_put_u64(&out, offset);
     say();
 }
+
+static bool is_step; /* the message whose row it is */
 
 static void lie_about_row(const char *lie, uint64_t id)
 {
@@ -928,8 +994,19 @@ static void lie_about_row(const char *lie, uint64_t id)
         answer_inside(id, 99, "OUTPUT0", BERTH_DTYPE_FP32);
     } else if (strcmp(lie, "wrong-type") == 0) {
         answer_inside(id, 0, "OUTPUT0", BERTH_DTYPE_INT32);
+        say_done(id, 1, 1);
     } else if (strcmp(lie, "wrong-name") == 0) {
         answer_inside(id, 0, "OTHER", BERTH_DTYPE_FP32);
+        say_done(id, 1, 1);
+    } else if (strcmp(lie, "missing") == 0 || strcmp(lie, "nothing") == 0) {
+        answer_empty(id, is_step, strcmp(lie, "missing") == 0);
+    } else if (strcmp(lie, "wrong-shape") == 0) {
+        answer_flat(id);
+    } else if (strcmp(lie, "same-twice") == 0) {
+        answer_twice(id);
+    } else if (strcmp(lie, "alive") == 0) {
+        berth_wire_begin(&out, BERTH_WIRE_ALIVE, id); /* of a run */
+        say();
     } else if (strcmp(lie, "past-end") == 0 && ftruncate(fd, 500000) == 0) {
         answer_by_fd(id, fd, UINT64_MAX - 100);
     } else if (strcmp(lie, "bad-fd") == 0) {
@@ -968,11 +1045,13 @@ static int liar_main(const char *lie)
     out.length = strcmp(lie, "short") == 0 ? 3 : out.length;
     say();
     while (berth_wire_receive(3, &in, true) == BERTH_WIRE_OK) {
-        if (in.kind == BERTH_WIRE_LOAD) {
+        if (in.kind == BERTH_WIRE_LOAD && strcmp(lie, "deaf") != 0) {
             uint32_t slots = strcmp(lie, "many-slots") == 0 ? 1000000
                              : strcmp(lie, "no-slots") == 0 ? 0
                                                             : 8;
             say_done(in.id, strcmp(lie, "many-slots") == 0 ? 1000 : 1, slots);
+        } else if (in.kind == BERTH_WIRE_RUN || in.kind == BERTH_WIRE_STEP) {
+            is_step = in.kind == BERTH_WIRE_STEP;
         } else if (in.kind == BERTH_WIRE_ROW) {
             lie_about_row(lie, in.id);
         } else if (in.kind == BERTH_WIRE_UNLOAD) {
@@ -1031,6 +1110,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_child_has_no_files_of_ours),
         cmocka_unit_test(a_child_that_does_not_start),
         cmocka_unit_test(nothing_a_child_says_is_believed),
+        cmocka_unit_test(what_a_model_promises_is_looked_for),
+        cmocka_unit_test(a_run_for_a_dead_child_is_begun_by_the_next),
+        cmocka_unit_test(a_load_that_stands_still_ends),
+        cmocka_unit_test(a_slow_load_is_let_be),
         cmocka_unit_test(the_server_has_no_memory),
         cmocka_unit_test(the_child_has_no_memory),
         cmocka_unit_test(destroy_gives_everything_back),

@@ -156,6 +156,122 @@ static void a_load_that_comes_late_is_lost(void **state)
     rig_close(&rig);
 }
 
+static void give_back_unbegun(struct rig *rig, enum berth_worker_kind kind)
+{
+    struct berth_worker_msg *msg = rig_sent(rig, kind);
+    assert_non_null(msg);
+    (void)berth_fail(&msg->err, BERTH_UNAVAILABLE, "worker process ended: signal 9");
+    msg->err.retry_after_ms = 7;
+    msg->not_begun = true;
+    for (size_t i = 0; i < msg->batch.row_count; i++) {
+        msg->batch.rows[i].err = msg->err;
+    }
+    rig_finish(rig, kind, 0);
+}
+
+static void reload(struct rig *rig)
+{
+    rig_finish(rig, BERTH_WORKER_UNLOAD, 0);
+    rig_finish(rig, BERTH_WORKER_LOAD, RIG_MS);
+}
+
+/* Runs and rows that the process never had go to the next copy; a second loss is answered, with a
+ * time to come back at. Their deadlines and cancels hold all the way. */
+static void what_never_began_begins_again(void **state)
+{
+    for (int steps = 0; steps < 2; steps++) {
+        struct rig rig;
+        struct rig_client clients[4];
+        struct berth_sched_stats stats;
+        enum berth_worker_kind kind = steps == 1 ? BERTH_WORKER_STEP : BERTH_WORKER_RUN;
+        rig_open(&rig);
+        rig_begin(&rig);
+        struct berth_model_spec *spec = rig_spec("m");
+        spec->batching = BERTH_BATCHING_DYNAMIC;
+        spec->run_mode = steps == 1 ? BERTH_RUN_STEPS : BERTH_RUN_EXECUTE;
+        struct berth_model *model = rig_warm(&rig, spec);
+        for (size_t i = 0; i < 4; i++) {
+            assert_true(rig_request(&rig, &clients[i], model, steps == 1 ? 5 : 1, 4));
+            clients[i].request->t_deadline_ns = rig.now_ns + (i == 3 ? 5 : 50) * BERTH_NS_PER_S;
+            assert_int_equal(rig_submit(&rig, &clients[i]), BERTH_OK);
+        }
+        rig_turn(&rig);
+        assert_int_equal(rig_sent(&rig, kind)->batch.row_count, 4);
+        lose_all(&rig);
+        give_back_unbegun(&rig, kind);
+        berth_sched_stats(rig.sched, &stats);
+        assert_int_equal(stats.running, 0);
+        assert_int_equal(stats.queued, 4);
+        assert_int_equal(berth_model_state(model), BERTH_STATE_LOADING);
+        berth_sched_cancel(rig.sched, clients[2].request);
+        rig_advance(&rig, 6 * BERTH_NS_PER_S);
+        assert_int_equal(clients[2].code, BERTH_CANCELLED);
+        assert_int_equal(clients[3].code, BERTH_DEADLINE);
+        reload(&rig);
+        assert_int_equal(rig_sent(&rig, kind)->batch.row_count, 2);
+        assert_int_equal(clients[0].finals + clients[1].finals, 0);
+        if (steps == 0) { /* lost once more: enough */
+            lose_all(&rig);
+            give_back_unbegun(&rig, kind);
+            for (size_t i = 0; i < 2; i++) {
+                assert_int_equal(clients[i].code, BERTH_UNAVAILABLE);
+                assert_int_equal(clients[i].retry_after_ms, 7);
+            }
+            rig_finish(&rig, BERTH_WORKER_UNLOAD, 0);
+        }
+        while (rig_sent(&rig, kind) != NULL) {
+            rig_finish(&rig, kind, RIG_MS);
+        }
+        for (size_t i = 0; i < 4; i++) {
+            assert_int_equal(clients[i].finals, 1);
+            assert_true(steps == 0 || i > 1 || clients[i].code == BERTH_OK);
+            rig_leave(&clients[i]);
+        }
+        berth_sched_stats(rig.sched, &stats);
+        assert_int_equal(stats.queued + stats.running, 0);
+        assert_int_equal(atomic_load(&model->stats.queue_depth), 0);
+        rig_drop(model);
+        rig_close(&rig);
+    }
+}
+
+/* One that never began does not hold back, and is not held back by, what was answered in order. */
+static void order_is_kept_among_what_ran(void **state)
+{
+    struct rig rig;
+    struct rig_client clients[3];
+    rig_open(&rig);
+    rig.instances = 2;
+    rig_begin(&rig);
+    struct berth_model_spec *spec = rig_spec("m");
+    spec->batching = BERTH_BATCHING_DYNAMIC;
+    spec->dynamic.preserve_ordering = true;
+    spec->batch_size_max = 1;
+    struct berth_model *model = rig_warm(&rig, spec);
+    for (size_t i = 0; i < 3; i++) {
+        rig_ask(&rig, &clients[i], model);
+    }
+    assert_int_equal(rig_count(&rig, BERTH_WORKER_RUN), 2);
+    struct berth_worker_msg *first = rig_sent(&rig, BERTH_WORKER_RUN);
+    bool is_first = first->batch.rows[0].request == clients[0].request;
+    lose_all(&rig);
+    give_back_unbegun(&rig, BERTH_WORKER_RUN);
+    fail_first(&rig, BERTH_WORKER_RUN);
+    assert_int_equal(clients[is_first ? 1 : 0].code, BERTH_UNAVAILABLE);
+    reload(&rig);
+    while (rig_sent(&rig, BERTH_WORKER_RUN) != NULL) {
+        rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
+    }
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(clients[i].finals, 1);
+        assert_int_equal(clients[i].code,
+                         i == (is_first ? 1 : 0) ? BERTH_UNAVAILABLE : BERTH_OK);
+        rig_leave(&clients[i]);
+    }
+    rig_drop(model);
+    rig_close(&rig);
+}
+
 static void workers_suit_models(void **state)
 {
     static const char *const gpu_engines[] = {"parakeet", NULL};
@@ -233,6 +349,8 @@ int main(void)
         cmocka_unit_test(rows_in_slots_are_answered),
         cmocka_unit_test(idle_models_are_cold_or_load_again),
         cmocka_unit_test(a_load_that_comes_late_is_lost),
+        cmocka_unit_test(what_never_began_begins_again),
+        cmocka_unit_test(order_is_kept_among_what_ran),
         cmocka_unit_test(workers_suit_models),
         cmocka_unit_test(models_go_where_they_suit),
     };
