@@ -2,10 +2,10 @@
  * instances make runs and graphs of further buckets.
  *
  * Choices first, of all buckets: they are most of what a bucket's first use costs, and belong to
- * the process. Of the weights a timing reads biases alone, but those where they lie: whoever takes
- * weights away stops it first. The thread stays out of the way by time (it waits for a pause) and
- * by priority (the back end's), because a choice timed beside a run is a worse one, and is kept for
- * the life of the process.
+ * the process. Neither a timing nor a capture reads a model's memory, so weights may come and go
+ * beside it. The thread stays out of the way by time (it waits for a pause) and by priority (the
+ * back end's), because a choice timed beside a run is a worse one, and is kept for the life of the
+ * process.
  */
 #include "engine/parakeet/prepare.h"
 

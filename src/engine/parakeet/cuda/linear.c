@@ -139,7 +139,9 @@ void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
                                     product.out, &algorithm, device->workspace,
                                     BERTH_PARAKEET_CUDA_WORKSPACE_BYTES, device->stream);
         }
-        if (status != CUBLAS_STATUS_SUCCESS) {
+        if (status == CUBLAS_STATUS_ALLOC_FAILED) {
+            berth_parakeet_cuda_fail(device, "linear", cudaErrorMemoryAllocation);
+        } else if (status != CUBLAS_STATUS_SUCCESS) {
             berth_parakeet_cuda_refuse(device, "linear: cublasLt status", (long)status);
         }
     }
@@ -376,6 +378,7 @@ static bool choose(struct berth_parakeet_device *device, struct linear_product *
     if (best < 0 && product->behind) {
         return false; /* the run that needs it chooses */
     }
+    /* Also one that nobody timed: a product's answers do not change while the process lives. */
     *out = results[best < 0 ? 0 : best].algo;
     choice_keep(&product->key, out);
     return true;
