@@ -562,6 +562,11 @@ static void conn_destroy(struct berth_conn *conn)
     berth_list_remove(&conn->link);
     berth_timer_remove(loop, &conn->timer);
     berth_block_give(loop, conn->in);
+    /* Closing alone would not do: a process being started may hold a copy of the descriptor until
+     * it executes its program, and as long the epoll set would tell of a connection that is gone. */
+    if (conn->fd >= 0) {
+        (void)epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
+    }
     conn->ops->close(conn);
     berth_stat_sub(&loop->stats.connections_open, 1);
     berth_free(conn);

@@ -1,9 +1,11 @@
 /* test_loop.c - the front as a whole: a server in this process, driven over sockets, and single
  * connections driven by hand under a clock of the test's own. */
+#include "net/loop.h"
 #include "net_test.h"
 
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <zlib.h>
 
 #define GET(path) "GET " path " HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -431,6 +433,49 @@ static void test_hang_up(void **state)
 }
 
 /* 4 MB for all: 3 MB bodies come one at a time, the others are not read, small ones go on. */
+/* A process that is being started holds copies of all descriptors until it executes its program: a
+ * connection that was closed meanwhile is heard of no more, though its socket lives on. */
+static void test_copied_descriptors(void **state)
+{
+    struct script script;
+    struct berth_http_stats stats;
+    script_start(&script, 64 << 20, NULL);
+    int fds[20];
+    for (size_t i = 0; i < BERTH_COUNT_OF(fds); i++) {
+        fds[i] = client_connect(&script);
+        client_puts(fds[i], GET("/x"));
+        client_expect(fds[i], 200, "hello");
+    }
+    pid_t pid = fork();
+    if (pid == 0) {
+        pause();
+        _exit(0);
+    }
+    assert_true(pid > 0);
+    for (size_t i = 0; i < BERTH_COUNT_OF(fds); i++) {
+        shutdown(fds[i], SHUT_WR);
+    }
+    do {
+        usleep(1000);
+        berth_http_stats(script.http, &stats);
+    } while (stats.connections_open > 0);
+    for (size_t i = 0; i < BERTH_COUNT_OF(fds); i++) { /* news of each of them */
+        /* The child has copies of these too, so that closing them would not reset anything. */
+        struct sockaddr nobody = {.sa_family = AF_UNSPEC};
+        assert_int_equal(connect(fds[i], &nobody, sizeof(nobody)), 0);
+        close(fds[i]);
+    }
+    for (int i = 0; i < 20; i++) {
+        int fd = client_connect(&script);
+        client_puts(fd, GET("/x"));
+        client_expect(fd, 200, "hello");
+        close(fd);
+    }
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    script_stop(&script);
+}
+
 static void test_budget(void **state)
 {
     enum { CLIENTS = 6 };
@@ -991,7 +1036,7 @@ int main(void)
         cmocka_unit_test(test_chunked),
         cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_compressed_wrong),
-        cmocka_unit_test(test_hang_up),
+        cmocka_unit_test(test_hang_up),        cmocka_unit_test(test_copied_descriptors),
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_admit_timeout),
         cmocka_unit_test(test_timeouts),
