@@ -10,8 +10,9 @@
 
 #include <stdatomic.h>
 
-#include "api/api.h"
+#include "api/api_options.h"
 #include "base/buf.h"
+#include "net/http.h"
 #include "net/multipart.h"
 #include "request/request.h"
 #include "task/transcript.h"
@@ -93,11 +94,6 @@ enum berth_code berth_call_spec(struct berth_call *call, struct berth_model_spec
 /* Sends call->admin (kind, name, config_json set); on_done as berth_admin says. */
 void berth_call_admin(struct berth_call *call, void (*on_done)(struct berth_post *post));
 
-/* Error bodies; return the content type. */
-void berth_openai_error_body(const struct berth_err *err, struct berth_buf *out);
-void berth_kserve_error_body(const struct berth_err *err, struct berth_buf *out);
-/* The status of an error in KServe's API: Triton's, or the honest one. */
-int berth_kserve_status(const struct berth_api *api, const struct berth_err *err);
 /* Route tables, each ended by a NULL method. */
 extern const struct berth_route berth_openai_routes[];
 extern const struct berth_route berth_kserve_routes[];

@@ -39,26 +39,6 @@ static void put_stats(struct berth_buf *out, struct berth_model *model);
 static void put_memory(struct berth_buf *out, struct berth_model *model);
 static enum berth_code read_json(struct berth_call *call, json_t **out, struct berth_err *err);
 
-void berth_kserve_error_body(const struct berth_err *err, struct berth_buf *out)
-{
-    berth_buf_puts(out, "{\"error\":");
-    berth_buf_json_string(out, err->msg, strlen(err->msg));
-    berth_buf_puts(out, "}");
-}
-
-int berth_kserve_status(const struct berth_api *api, const struct berth_err *err)
-{
-    if (api->options.typed_errors) {
-        return berth_code_http(err->code);
-    }
-    switch (err->code) {
-    case BERTH_INVALID: return err->field == berth_kserve_unparsed ? 500 : 400;
-    case BERTH_CANCELLED: return 400;
-    case BERTH_DEADLINE: return 503; /* "Request timeout expired" is UNAVAILABLE there */
-    default: return berth_code_http(err->code);
-    }
-}
-
 enum berth_code berth_kserve_find_model(struct berth_call *call, const char *version_text,
                                         struct berth_err *err)
 {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "api/call.h"
+#include "api/error_body.h"
 #include "base/clock.h"
 #include "base/log.h"
 
@@ -46,34 +47,6 @@ static void stream_part(struct berth_call *call, struct berth_part *part);
 static void answer_final(struct berth_call *call, struct berth_part *part);
 static enum berth_code list_models(struct berth_call *call, struct berth_err *err);
 static enum berth_code get_model(struct berth_call *call, struct berth_err *err);
-
-void berth_openai_error_body(const struct berth_err *err, struct berth_buf *out)
-{
-    static const char *const types[BERTH_CODE_COUNT] = {
-        [BERTH_UNAUTHENTICATED] = "authentication_error",
-        [BERTH_FORBIDDEN] = "permission_error",
-        [BERTH_BUSY] = "rate_limit_error",
-        [BERTH_INTERNAL] = "server_error",
-        [BERTH_UNAVAILABLE] = "server_error",
-        [BERTH_DEADLINE] = "server_error",
-    };
-    const char *code = berth_code_name(err->code);
-    if (err->code == BERTH_NOT_FOUND && err->field != NULL && strcmp(err->field, "model") == 0) {
-        code = "model_not_found";
-    } else if (err->code == BERTH_UNAUTHENTICATED) {
-        code = "invalid_api_key";
-    }
-    const char *type = types[err->code] == NULL ? "invalid_request_error" : types[err->code];
-    berth_buf_puts(out, "{\"error\":{\"message\":");
-    berth_buf_json_string(out, err->msg, strlen(err->msg));
-    berth_buf_printf(out, ",\"type\":\"%s\",\"param\":", type);
-    if (err->field == NULL) {
-        berth_buf_puts(out, "null");
-    } else {
-        berth_buf_json_string(out, err->field, strlen(err->field));
-    }
-    berth_buf_printf(out, ",\"code\":\"%s\"}}", code);
-}
 
 static enum berth_code head(struct berth_call *call, struct berth_err *err)
 {

@@ -22,7 +22,7 @@
 
 #include "net/http1.h"
 #include "net/inflate.h"
-#include "net/loop.h"
+#include "net/loop_state.h"
 
 struct berth_conn;
 
@@ -41,6 +41,13 @@ struct berth_transport_ops {
 
 extern const struct berth_transport_ops berth_transport_plain;
 extern const struct berth_transport_ops berth_transport_tls;
+
+/* tls.c: the key and certificates of the server. */
+enum berth_code berth_tls_create(const char *cert_path, const char *key_path,
+                                 struct berth_tls **out, struct berth_err *err) BERTH_MUST_USE;
+void berth_tls_destroy(struct berth_tls *tls); /* NULL is fine */
+/* Puts TLS between the connection and its socket. */
+enum berth_code berth_tls_attach(struct berth_tls *tls, struct berth_conn *conn) BERTH_MUST_USE;
 
 enum berth_conn_state {
     BERTH_CONN_HANDSHAKE,

@@ -18,6 +18,7 @@
 #include <unistd.h>
 
 #include "net/conn.h"
+#include "net/loop.h"
 
 #define BACKLOG 1024
 /* Bounds what the kernel holds for an upload outside our budget, and costs less than its own

@@ -10,6 +10,7 @@
 #include <sys/epoll.h>
 
 #include "net/conn.h"
+#include "net/loop.h"
 
 #define OUT_MAX (1 << 20)
 
