@@ -1,5 +1,5 @@
-/* call.c - what all routes share: answers and errors with the headers common to all, requests to the
- * controller, deadlines, specs. */
+/* call.c - what all routes share: answers and errors with the headers common to all, requests to
+ * the controller, deadlines, specs. */
 #include "api/call.h"
 
 #include <stdio.h>
@@ -99,9 +99,12 @@ void berth_call_fail(struct berth_call *call, const struct berth_err *err)
     /* OpenAI's clients take 5xx for the server's fault; a field this model cannot do is theirs. */
     int status = err->code == BERTH_UNSUPPORTED && err->field != NULL ? 400
                                                                       : berth_code_http(err->code);
+    if (!openai) {
+        status = berth_kserve_status(call->api->options.typed_errors, err);
+    }
     const char *type = berth_error_body(berth_http_path(call->exchange), err, &text);
     berth_call_answer(call, &(struct berth_http_answer){
-                                .status = openai ? status : berth_kserve_status(call->api->options.typed_errors, err),
+                                .status = status,
                                 .content_type = type,
                                 .headers = headers,
                                 .header_count = count,

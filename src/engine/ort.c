@@ -304,8 +304,8 @@ void berth_ort_value_clear(struct berth_ort_value *value)
 }
 
 /* Official builds since 1.29 tell Microsoft of the process, and keep an id of the machine under
- * ~/.cache/Microsoft, when an environment is made: before DisableTelemetryEvents can be called. This
- * variable is their documented way to have none of it. Threads that there are already only wait. */
+ * ~/.cache/Microsoft, when an environment is made: before DisableTelemetryEvents can be called.
+ * This variable is their documented way to have none of it. What threads there are only wait. */
 static bool be_silent(void)
 {
     return setenv("ORT_DISABLE_TELEMETRY", "1", 1) == 0;

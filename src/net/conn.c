@@ -563,7 +563,7 @@ static void conn_destroy(struct berth_conn *conn)
     berth_timer_remove(loop, &conn->timer);
     berth_block_give(loop, conn->in);
     /* Closing alone would not do: a process being started may hold a copy of the descriptor until
-     * it executes its program, and as long the epoll set would tell of a connection that is gone. */
+     * it executes its program, and so long the epoll set would tell of what is gone. */
     if (conn->fd >= 0) {
         (void)epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, conn->fd, NULL);
     }
