@@ -1,6 +1,7 @@
 /* fuzz_worker.c - both directions of a worker's socket: whatever a child says of a run, a step and
  * a load, the server's records stay whole and each message goes home at most once, with a part or
- * an error for each row; and whatever a server sends as a request is read or refused.
+ * an error for each row; whatever a server sends as a request is read or refused; and whatever it
+ * sends as messages, the process keeps track of its jobs and rows, or ends.
  *
  * Each message takes a byte for its kind, one for what it is about, one for its length, and that
  * many bytes of fields.
@@ -12,6 +13,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "../unit/host_rig.h"
+
+#include "base/log.h"
 #include "base/mem.h"
 #include "worker/process_worker.h"
 
@@ -30,6 +34,7 @@ static int memory_fd;
 static void setup(void)
 {
     struct berth_slabs_options options = {.bytes_budget = 1 << 22};
+    berth_log_set_level(BERTH_LOG_ERROR);
     BERTH_ASSERT(berth_slabs_create(&options, &slabs, NULL) == BERTH_OK);
     BERTH_ASSERT(berth_queue_init(&replies, 0, NULL) == BERTH_OK);
     worker = berth_alloc(sizeof(*worker));
@@ -194,6 +199,31 @@ static void server_speaks(const uint8_t *bytes, size_t length)
     }
 }
 
+/* A process under a server that says anything. */
+static void server_speaks_to_host(const uint8_t *bytes, size_t length)
+{
+    static struct host_rig rig;
+    static struct berth_wire_writer head;
+    static unsigned char whole[512];
+    host_rig_init(&rig, slabs);
+    for (bool good = true; good && length >= 3;) {
+        size_t fields = bytes[2] < length - 3 ? bytes[2] : length - 3;
+        berth_wire_begin(&head, (enum berth_wire_kind)(BERTH_WIRE_LOAD + bytes[0] % 7),
+                         bytes[1] % 4);
+        memcpy(whole, head.bytes, head.length);
+        memcpy(whole + head.length, bytes + 3, fields);
+        good = host_rig_take(&rig, whole, head.length + fields, memory_fd);
+        BERTH_LIST_EACH(link, &rig.host.jobs) {
+            struct berth_host_job *job = BERTH_CONTAINER_OF(link, struct berth_host_job, link);
+            BERTH_ASSERT(job->msg.batch.row_count <= job->rows_seen);
+            BERTH_ASSERT(job->rows_seen <= job->row_count || job->row_count == 0);
+        }
+        bytes += 3 + fields;
+        length -= 3 + fields;
+    }
+    host_rig_finish(&rig);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t length)
 {
     struct berth_slabs_stats stats;
@@ -205,6 +235,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t length)
     }
     if (bytes[0] % 4 == 0) {
         server_speaks(bytes + 1, length - 1);
+    } else if (bytes[0] % 4 == 1) {
+        server_speaks_to_host(bytes + 1, length - 1);
     } else {
         child_speaks(bytes + 1, length - 1);
     }

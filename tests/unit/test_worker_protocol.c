@@ -1,6 +1,7 @@
 /* test_worker_protocol.c - messages between the server and a worker process: what is put is what
  * is got; whatever is cut, too long or out of bounds turns a reader bad, and nothing else. */
 #include <fcntl.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -336,6 +339,38 @@ static void an_empty_message_leaves_no_descriptor(void **state)
     close(ends[1]);
 }
 
+/* The kernel's limit of descriptors on their way, for a user without privileges: told apart from a
+ * full socket, since this one is writable all the while. */
+static void too_many_descriptors_are_for_later(void **state)
+{
+    int status = 0;
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        int ends[2];
+        struct rlimit limit = {.rlim_cur = 16, .rlim_max = 16};
+        enum berth_wire_result result = BERTH_WIRE_OK;
+        if (socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) != 0 ||
+            (geteuid() == 0 && setresuid(65534, 65534, 65534) != 0) ||
+            setrlimit(RLIMIT_NOFILE, &limit) != 0) {
+            _exit(77);
+        }
+        for (int i = 0; i < 40 && result == BERTH_WIRE_OK; i++) {
+            berth_wire_begin(&out, BERTH_WIRE_ANSWER, 1);
+            berth_wire_put_fd(&out, ends[1]);
+            result = berth_wire_send(ends[0], &out, false);
+        }
+        struct pollfd room = {.fd = ends[0], .events = POLLOUT};
+        _exit(result == BERTH_WIRE_LATER && poll(&room, 1, 0) == 1 ? 0 : 1);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == 77) {
+        skip();
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -348,6 +383,7 @@ int main(void)
         cmocka_unit_test(a_request_is_cut_or_has_no_memory),
         cmocka_unit_test(only_shared_memory_is_read),
         cmocka_unit_test(an_empty_message_leaves_no_descriptor),
+        cmocka_unit_test(too_many_descriptors_are_for_later),
     };
     return cmocka_run_group_tests_name("worker_protocol", tests, NULL, NULL);
 }
