@@ -24,6 +24,7 @@ static const struct berth_engine_ops *const engines[] = {
 static size_t started_count; /* engines[0..] that were started; the composition root's thread */
 
 static atomic_bool lost;
+static _Thread_local const atomic_bool *load_unwanted;
 
 struct berth_step_event *berth_step_event_add(struct berth_step_result *out, uint32_t slot)
 {
@@ -31,6 +32,16 @@ struct berth_step_event *berth_step_event_add(struct berth_step_result *out, uin
     struct berth_step_event *event = &out->events[out->event_count++];
     *event = (struct berth_step_event){.slot = slot};
     return event;
+}
+
+const atomic_bool *berth_engine_load_unwanted(void)
+{
+    return load_unwanted;
+}
+
+void berth_engine_load_set(const atomic_bool *unwanted)
+{
+    load_unwanted = unwanted;
 }
 
 const struct berth_engine_ops *berth_engine_find(const char *name)

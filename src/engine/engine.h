@@ -4,12 +4,13 @@
  * Owns:    loaded weights, sessions, caches. Borrows: spec and slabs for the model's life.
  * Threads: describe on any; a model is shared by its instances; an instance is used by one thread
  *          at a time, and never by two at once.
- * Laws:    README.md here (E1 to E9). What else is in a batch never changes an answer (E1).
+ * Laws:    README.md here (E1 to E10). What else is in a batch never changes an answer (E1).
  * Not here: what is batched with what (sched/), where a worker runs (worker/).
  */
 #ifndef BERTH_ENGINE_H
 #define BERTH_ENGINE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -133,6 +134,11 @@ void berth_engines_finish(void);
  * good. */
 void berth_engines_lose(void);
 bool berth_engines_lost(void);
+/* Of the load that this thread works on: true once nobody waits for it any more. An engine may look
+ * at it between pieces of its work, also from threads of its own, and end CANCELLED (E10). NULL:
+ * nobody says. Lends until the load is over; the worker sets it around each. */
+const atomic_bool *berth_engine_load_unwanted(void);
+void berth_engine_load_set(const atomic_bool *unwanted);
 /* Names of the engines of this build; NULL past the last. */
 const char *berth_engine_name(size_t index);
 

@@ -78,7 +78,9 @@ enum berth_code berth_loaded_create(const struct berth_engine_ops *engine,
     loaded->spec = berth_spec_retain(msg->spec);
     loaded->device = msg->worker->device;
     loaded->weights.fd = -1;
+    berth_engine_load_set(&msg->unwanted);
     enum berth_code code = load_stages(loaded, slabs, msg, err);
+    berth_engine_load_set(NULL);
     if (code != BERTH_OK) {
         berth_loaded_destroy(loaded);
         return code;

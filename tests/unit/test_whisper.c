@@ -395,6 +395,8 @@ static void test_bad_folders(void **state)
         {"tokenizer.json", "{\"added_tokens\":[{\"content\":\"\\u0000\"}]}", BERTH_INVALID},
         {"config.json", "[]", BERTH_INVALID},
         {"config.json", "{\"model_type\":\"bert\"}", BERTH_UNSUPPORTED},
+        {"config.json", "{\"architectures\":[\"BertModel\",7]}", BERTH_UNSUPPORTED},
+        {"config.json", "{\"architectures\":[\"WhisperForConditionalGeneration\"]}", BERTH_INVALID},
         {"config.json", "{\"model_type\":\"whisper\\u0000\"}", BERTH_INVALID},
         {"config.json", "{\"model_type\":\"whisper\",\"vocab_size\":0}", BERTH_INVALID},
         {"generation_config.json", "{", BERTH_INVALID},

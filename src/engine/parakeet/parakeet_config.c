@@ -131,12 +131,35 @@ struct berth_parakeet_lengths berth_parakeet_lengths_of(uint32_t samples)
     return lengths;
 }
 
+/* The first of the list that is a head's, else the first. NULL: none. */
+static const char *architecture_of(const json_t *list)
+{
+    for (size_t at = 0; at < json_array_size(list); at++) {
+        const char *name = json_string_value(json_array_get(list, at));
+        for (size_t i = 0; name != NULL && i < BERTH_COUNT_OF(heads); i++) {
+            if (strcmp(name, heads[i].architecture) == 0) {
+                return name;
+            }
+        }
+    }
+    return json_string_value(json_array_get(list, 0));
+}
+
+static bool is_head(const char *type)
+{
+    bool found = false;
+    for (size_t i = 0; type != NULL && i < BERTH_COUNT_OF(heads); i++) {
+        found = found || strcmp(type, heads[i].type) == 0;
+    }
+    return found;
+}
+
+/* By model_type; where that is missing or none of these, by architectures. */
 static enum berth_code head_read(const struct source *source, struct berth_parakeet_config *out,
                                  struct berth_err *err)
 {
-    const json_t *list = json_object_get(source->object, "architectures");
     const char *type = json_string_value(json_object_get(source->object, "model_type"));
-    const char *architecture = json_string_value(json_array_get(list, 0));
+    const char *architecture = architecture_of(json_object_get(source->object, "architectures"));
     for (size_t i = 0; i < BERTH_COUNT_OF(heads); i++) {
         bool named = type != NULL && strcmp(type, heads[i].type) == 0;
         bool built = architecture != NULL && strcmp(architecture, heads[i].architecture) == 0;
@@ -145,7 +168,7 @@ static enum berth_code head_read(const struct source *source, struct berth_parak
                               "%s: model_type %s and architectures %.64s differ", source->label,
                               type, architecture);
         }
-        if (named || (type == NULL && built)) {
+        if (named || (!is_head(type) && built)) {
             out->head = heads[i].head;
             return BERTH_OK;
         }

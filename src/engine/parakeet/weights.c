@@ -27,6 +27,7 @@
 #endif
 
 #include "base/mem.h"
+#include "engine/engine.h"
 #include "engine/parakeet/e4m3.h"
 #include "engine/parakeet/weights_plan.h"
 #include "engine/safetensors.h"
@@ -64,6 +65,7 @@ struct loading {
     size_t piece_count;
     atomic_size_t piece_next;
     atomic_bool failed; /* a reader is at its error: the others stop */
+    const atomic_bool *unwanted; /* E10; NULL: nobody says */
 };
 
 struct reader {
@@ -175,7 +177,8 @@ enum berth_code berth_parakeet_weights_read(const struct berth_parakeet_config *
         code = berth_fail(err, BERTH_UNAVAILABLE, "no memory to read a model's weights");
         goto out;
     }
-    *loading = (struct loading){.config = config, .element = element, .sink = sink};
+    *loading = (struct loading){.config = config, .element = element, .sink = sink,
+                                .unwanted = berth_engine_load_unwanted()};
     code = loading_open(loading, folder, err);
     if (code == BERTH_OK) {
         code = pieces_cut(loading, err);
@@ -399,7 +402,12 @@ static void *reader_main(void *argument)
         if (index >= loading->piece_count) {
             break;
         }
-        reader->code = piece_read(reader, &loading->pieces[index]);
+        if (loading->unwanted != NULL && atomic_load(loading->unwanted)) {
+            reader->code = berth_fail(&reader->err, BERTH_CANCELLED,
+                                      "nobody waits for %s any more", loading->path);
+        } else {
+            reader->code = piece_read(reader, &loading->pieces[index]);
+        }
     }
     if (reader->code != BERTH_OK) {
         atomic_store(&loading->failed, true);
@@ -698,7 +706,7 @@ static enum berth_code refuse_value(struct reader *reader, const char *name)
 
 static enum berth_code refuse_large(struct reader *reader, const char *name)
 {
-    return berth_fail(&reader->err, BERTH_INVALID,
+    return berth_fail(&reader->err, BERTH_UNSUPPORTED, /* the CPU takes it (S15) */
                       "%s: the tensor '%s' holds a value past 65504, the largest of the half "
                       "precision that a GPU takes",
                       reader->loading->path, name);

@@ -132,11 +132,23 @@ static enum berth_code read_size(const struct source *source, const char *key, u
     return BERTH_OK;
 }
 
+/* By model_type, or where that is missing or another by architectures. */
+static bool is_whisper(const json_t *config)
+{
+    const char *type = json_string_value(json_object_get(config, "model_type"));
+    const json_t *list = json_object_get(config, "architectures");
+    bool found = type != NULL && strcmp(type, "whisper") == 0;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        found = found || (name != NULL && strcmp(name, "WhisperForConditionalGeneration") == 0);
+    }
+    return found;
+}
+
 static enum berth_code read_sizes(const struct source *source, struct berth_whisper_config *out,
                                   struct berth_err *err)
 {
-    const char *type = json_string_value(json_object_get(source->config, "model_type"));
-    if (type == NULL || strcmp(type, "whisper") != 0) {
+    if (!is_whisper(source->config)) {
         return berth_fail(err, BERTH_UNSUPPORTED, "%s/config.json: model_type is not \"whisper\"",
                           source->folder);
     }
