@@ -71,8 +71,8 @@ static const struct {
     {TDT(""), NULL, NULL, NULL}, /* defaults */
     {"{\"architectures\":[\"ParakeetForCTC\"],\"encoder_config\":{}}", NULL, NULL, NULL},
     {"{\"model_type\":\"parakeet_rnnt\",\"encoder_config\":{},\"durations\":7}", NULL, NULL, NULL},
-    {"{\"model_type\":\"mine\",\"architectures\":[\"ParakeetForRNNT\"],\"encoder_config\":{}}", NULL,
-     NULL, NULL},
+    {"{\"model_type\":\"mine\",\"architectures\":[\"ParakeetForRNNT\"],\"encoder_config\":{}}",
+     NULL, NULL, NULL},
     {"{\"model_type\":7,\"architectures\":[7,\"Mine\",\"ParakeetForCTC\"],\"encoder_config\":{}}",
      NULL, NULL, NULL},
     {"{\"model_type\":\"mine\",\"architectures\":[\"Mine\"],\"encoder_config\":{}}", NULL, NULL,
