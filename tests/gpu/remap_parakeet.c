@@ -20,8 +20,8 @@
 
 #include <cuda_runtime_api.h>
 
-/* Of the engine's insides its preparer is used: it is stopped, so that captures and choices that are
- * counted are the rounds' own. */
+/* Of the engine's insides its preparer is used: it is stopped, so that captures and choices which
+ * are counted are the rounds' own. */
 #include "engine/parakeet/parakeet.c"
 
 #include "engine/parakeet/cuda/cuda_device.h"

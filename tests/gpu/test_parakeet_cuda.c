@@ -1021,6 +1021,13 @@ static void check_encoder(struct bench *b, const struct berth_parakeet_config *c
     const double error = sqrt(difference / norm);
     say(b, error <= 2e-3 && cosine_min >= 0.99999, name, error);
     printf("      lowest cosine of a frame %.8f\n", cosine_min);
+    /* The first row alone: on Hopper to the bit, for products do not know how many there are. */
+    const struct berth_parakeet_shape single = {1, shape.padded};
+    const uint64_t row = (uint64_t)shape.padded.frames * config->hidden;
+    float *alone = encode(b->gpu, b->on_gpu, config, gpu, &single, samples, row);
+    say(b, b->on_gpu->capability != 90 || memcmp(alone, got, row * sizeof(*got)) == 0,
+        "its first row has the same bits alone", 0);
+    berth_free(alone);
     berth_free(want);
     berth_free(got);
     berth_free(cpu);

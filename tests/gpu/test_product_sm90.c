@@ -167,7 +167,8 @@ static bool problem_run(struct bench *b, struct problem *p, uint32_t variant, ch
              "residual");
     }
     need(cudaDeviceSynchronize() == cudaSuccess, "poison");
-    if (!berth_parakeet_cuda_product90(b->device, &p->call, variant)) {
+    if (berth_parakeet_cuda_product90_launch(b->device, &p->call, variant, b->device->stream) !=
+        cudaSuccess) {
         return false;
     }
     struct berth_err err = {0};
@@ -302,6 +303,8 @@ static void check_all(struct bench *b, bool few)
         {"192 to 640", 192, 640, BERTH_PARAKEET_NONE, 1, false, false, false},
         {"64 to 96, stream, residual, bias", 64, 96, BERTH_PARAKEET_NONE, 2, true, true, true},
         {"256 to 512, bias", 256, 512, BERTH_PARAKEET_NONE, 1, false, false, true},
+        {"256 to 256, relu, bias", 256, 256, BERTH_PARAKEET_RELU, 1, false, false, true},
+        {"4096 to 1024, stream, bias", 4096, 1024, BERTH_PARAKEET_NONE, 32, true, false, true},
     };
     static const uint64_t ns[] = {1, 7, 125, 126, 8000};
     for (size_t s = 0; s < BERTH_COUNT_OF(shapes); s++) {
@@ -319,7 +322,15 @@ struct timing {
     struct berth_parakeet_linear_call call;
 };
 
-/* variant -1: linear.c's. NULL: declined. */
+/* By cublasLt and the kernels after it, as on another GPU. */
+static void linear_lt(struct bench *b, const struct berth_parakeet_linear_call *call)
+{
+    b->device->capability = 0;
+    berth_parakeet_cuda_linear(b->device, call);
+    b->device->capability = 90;
+}
+
+/* variant -1: cublasLt. NULL: declined. */
 static cudaGraphExec_t graph_make(struct bench *b, struct timing *t, int variant)
 {
     cudaGraph_t graph = NULL;
@@ -327,16 +338,17 @@ static cudaGraphExec_t graph_make(struct bench *b, struct timing *t, int variant
     bool good = true;
     if (variant < 0) { /* chooses its algorithm, as it will be */
         t->call.linear = &t->linears[0];
-        berth_parakeet_cuda_linear(b->device, &t->call);
+        linear_lt(b, &t->call);
     }
     need(cudaStreamBeginCapture(b->device->stream, cudaStreamCaptureModeRelaxed) == cudaSuccess,
          "capture");
     for (uint32_t i = 0; i < REPEATS && good; i++) {
         t->call.linear = &t->linears[i];
         if (variant < 0) {
-            berth_parakeet_cuda_linear(b->device, &t->call);
+            linear_lt(b, &t->call);
         } else {
-            good = berth_parakeet_cuda_product90(b->device, &t->call, (uint32_t)variant);
+            good = berth_parakeet_cuda_product90_launch(b->device, &t->call, (uint32_t)variant,
+                                                        b->device->stream) == cudaSuccess;
         }
     }
     need(cudaStreamEndCapture(b->device->stream, &graph) == cudaSuccess, "capture");
@@ -365,8 +377,7 @@ static int compare_floats(const void *a, const void *b)
     return x < y ? -1 : x > y ? 1 : 0;
 }
 
-/* The fastest that is likely, as linear.c would have it; -1: cublasLt. */
-static int time_shape(struct bench *b, const struct shape *shape, uint64_t n)
+static void time_shape(struct bench *b, const struct shape *shape, uint64_t n)
 {
     struct timing t = {.shape = shape};
     const int count = (int)berth_parakeet_cuda_product90_count();
@@ -376,6 +387,7 @@ static int time_shape(struct bench *b, const struct shape *shape, uint64_t n)
     char *weights = noise(b, each * REPEATS, NULL);
     void *bias = shape->bias ? noise(b, shape->out, NULL) : NULL;
     void *in = noise(b, n * shape->in, NULL), *out = noise(b, n * shape->out * 2, NULL);
+    uint32_t variants[BERTH_PARAKEET_CUDA_PRODUCT90_MAX];
     int best = -1;
     for (uint32_t i = 0; i < REPEATS; i++) {
         t.linears[i] = (struct berth_parakeet_linear){
@@ -397,11 +409,14 @@ static int time_shape(struct bench *b, const struct shape *shape, uint64_t n)
             us[v][round < 0 ? 0 : round] = time;
         }
     }
+    const uint32_t listed = berth_parakeet_cuda_product90_list(b->device, &t.call, variants);
     printf("%-24s %5llu", shape->name, (unsigned long long)n);
     for (int v = 0; v <= count; v++) {
         qsort(us[v], ROUNDS, sizeof(us[v][0]), compare_floats);
-        const bool likely = v > 0 && berth_parakeet_cuda_product90_likely(b->device, &t.call,
-                                                                          (uint32_t)v - 1);
+        bool likely = false;
+        for (uint32_t i = 0; i < listed; i++) {
+            likely = likely || (int)variants[i] == v - 1;
+        }
         best = likely && (best < 0 || us[v][ROUNDS / 2] < us[best][ROUNDS / 2]) ? v : best;
         printf(" %6.2f%c", (double)us[v][ROUNDS / 2], likely ? '*' : ' ');
         if (graphs[v] != NULL) {
@@ -420,7 +435,6 @@ static int time_shape(struct bench *b, const struct shape *shape, uint64_t n)
     if (bias != NULL) {
         b->gpu->free(b->device, bias, 0);
     }
-    return us[best][ROUNDS / 2] < us[0][ROUNDS / 2] * 0.98F ? best - 1 : -1;
 }
 
 #define LAYERS 24
@@ -436,10 +450,8 @@ static const struct shape shapes_timed[] = {
 };
 static const size_t order[PRODUCTS] = {0, 1, 4, 3, 5, 3, 0, 1};
 
-/* All products of all layers, one after the other; chosen[shape]: as time_shape says, NULL:
- * cublasLt for all. */
-static cudaGraphExec_t layers_make(struct bench *b, uint64_t n, const int *chosen,
-                                   const char *memory)
+/* All products of all layers, one after the other, as linear does them or by cublasLt. */
+static cudaGraphExec_t layers_make(struct bench *b, uint64_t n, bool ours, const char *memory)
 {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
@@ -460,11 +472,10 @@ static cudaGraphExec_t layers_make(struct bench *b, uint64_t n, const int *chose
                                                         .scale = shape->scale,
                                                         .activation = shape->activation,
                                                         .n = n};
-        const int variant = chosen == NULL ? -1 : chosen[order[i % PRODUCTS]];
-        if (variant < 0) {
+        if (ours) {
             berth_parakeet_cuda_linear(b->device, &call);
         } else {
-            need(berth_parakeet_cuda_product90(b->device, &call, (uint32_t)variant), "declined");
+            linear_lt(b, &call);
         }
         weight += (size_t)shape->in * shape->out * 2;
     }
@@ -475,15 +486,14 @@ static cudaGraphExec_t layers_make(struct bench *b, uint64_t n, const int *chose
     return exec;
 }
 
-static void time_layers(struct bench *b, uint64_t n, const int *chosen)
+static void time_layers(struct bench *b, uint64_t n)
 {
     uint64_t halves = n * (4096 + 4096 + 2048);
     for (size_t i = 0; i < PRODUCTS; i++) {
         halves += (uint64_t)LAYERS * shapes_timed[order[i]].in * shapes_timed[order[i]].out;
     }
     char *memory = noise(b, halves, NULL);
-    cudaGraphExec_t graphs[2] = {layers_make(b, n, NULL, memory),
-                                 layers_make(b, n, chosen, memory)};
+    cudaGraphExec_t graphs[2] = {layers_make(b, n, false, memory), layers_make(b, n, true, memory)};
     float ms[2][ROUNDS];
     for (int round = -1; round < ROUNDS; round++) {
         for (int i = 0; i < 2; i++) {
@@ -494,7 +504,7 @@ static void time_layers(struct bench *b, uint64_t n, const int *chosen)
         qsort(ms[i], ROUNDS, sizeof(ms[i][0]), compare_floats);
         (void)cudaGraphExecDestroy(graphs[i]);
     }
-    printf("all products of 24 layers, n %5llu: %8.3f ms with cublasLt, %8.3f ms with the faster\n",
+    printf("all products of 24 layers, n %5llu: %8.3f ms with cublasLt, %8.3f ms with ours\n",
            (unsigned long long)n, (double)ms[0][ROUNDS / 2], (double)ms[1][ROUNDS / 2]);
     need(b->gpu->finish(b->device, NULL) == BERTH_OK, "timing");
     b->gpu->free(b->device, memory, 0);
@@ -512,7 +522,6 @@ static void clocks(void)
 static void time_all(struct bench *b)
 {
     static const uint64_t ns[] = {126, 252, 504, 1008, 2016, 4032, 8064};
-    int chosen[BERTH_COUNT_OF(ns)][BERTH_COUNT_OF(shapes_timed)];
     clocks();
     for (uint32_t v = 0; v < berth_parakeet_cuda_product90_count(); v++) {
         printf("%2u: %s\n", v, berth_parakeet_cuda_product90_name(v));
@@ -520,12 +529,12 @@ static void time_all(struct bench *b)
     printf("us each; n, cublasLt and its kernels, then variants 0, 1, ... (* likely)\n");
     for (size_t s = 0; s < BERTH_COUNT_OF(shapes_timed); s++) {
         for (size_t i = 0; i < BERTH_COUNT_OF(ns); i++) {
-            chosen[i][s] = time_shape(b, &shapes_timed[s], ns[i]);
+            time_shape(b, &shapes_timed[s], ns[i]);
         }
         clocks();
     }
     for (size_t i = 0; i < BERTH_COUNT_OF(ns); i++) {
-        time_layers(b, ns[i], chosen[i]);
+        time_layers(b, ns[i]);
         clocks();
     }
 }

@@ -33,13 +33,13 @@
 #define BARRIER_GROUP 1u       /* named barriers: one of each taker, */
 #define BARRIER_TURN 4u        /* and its turn */
 
-/* What is done with the sums: halves, halves after SiLU, scaled and added to the stream. */
-enum product90_kind { HALVES90, SILU90, STREAM90, KINDS90 };
+/* What is done with the sums: halves, halves after an activation, scaled and added to the stream. */
+enum product90_kind { HALVES90, SILU90, RELU90, STREAM90, KINDS90 };
 
 struct product90_args {
     CUtensorMap in, weight, out; /* out: of halves only */
     const __half *bias;          /* [width]; NULL: none */
-    const float *residual;       /* [n][width], of the stream */
+    const float *residual;       /* [n][width], of the stream; NULL: none */
     float *stream;               /* [n][width] */
     float scale;                 /* of the stream */
     uint32_t n, width;
@@ -93,7 +93,7 @@ struct product90_taker {
 /* Where a lane's part of the stream is. Of sixteen outputs two neighbouring lanes have two and two
  * of each eight; they exchange, so that the even one has four of the first eight. */
 struct product90_stream {
-    const float *residual; /* of the lane's first outputs */
+    const float *residual; /* of the lane's first outputs; NULL: none */
     float *to;
     const uint2 *bias; /* NULL: none */
     uint64_t eight;    /* rows on */
@@ -156,6 +156,9 @@ static __device__ __forceinline__ void store_halves(const struct product90_outpu
                 pair[1] += add[i / 2].y;
                 if (KIND == SILU90) {
                     silu_pair(&pair[0], &pair[1]);
+                } else if (KIND == RELU90) {
+                    pair[0] = fmaxf(pair[0], 0.0f);
+                    pair[1] = fmaxf(pair[1], 0.0f);
                 }
                 halves[i] = pack2(pair[0], pair[1]);
             }
@@ -186,7 +189,7 @@ static __device__ __forceinline__ void stream_load(const struct product90_stream
     for (uint32_t i = 0; i < 2 * BATCH; i++) {
         const uint32_t m = (at + i / 2) / (F::columns / 16), j = (at + i / 2) % (F::columns / 16);
         to[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (m < F::m && stream->there[2 * m + i % 2]) {
+        if (m < F::m && stream->there[2 * m + i % 2] && stream->residual != NULL) {
             to[i] = *(const float4 *)(stream->residual + (8 * m + i % 2) * stream->eight + 16 * j);
         }
     }
@@ -232,7 +235,7 @@ static __device__ __forceinline__ struct product90_stream stream_of(
     const uint32_t column = output->column + (stream.odd ? 8 : 0) + 2 * (lane & 2);
     const uint64_t at = (uint64_t)row * args->width + column;
     stream.bias = args->bias == NULL ? NULL : (const uint2 *)(args->bias + column);
-    stream.residual = args->residual + at;
+    stream.residual = args->residual == NULL ? NULL : args->residual + at;
     stream.to = args->stream + at;
     stream.eight = (uint64_t)8 * args->width;
     stream.scale = args->scale;
@@ -482,6 +485,7 @@ template <class F> static constexpr struct product90_variant variant_of(const ch
 {
     return {name,
             {(const void *)product90_kernel<F, HALVES90>, (const void *)product90_kernel<F, SILU90>,
+             (const void *)product90_kernel<F, RELU90>,
              (const void *)product90_kernel<F, STREAM90>},
             F::rows,
             F::columns,
@@ -491,7 +495,7 @@ template <class F> static constexpr struct product90_variant variant_of(const ch
 }
 
 static const struct product90_variant variants[] = {
-    /* the smallest last (likely) */
+    /* the largest first, the smallest last (list) */
     variant_of<product90_form<2, 2, 128, 6, 1, true>>("128 x 128, in turns"),
     variant_of<product90_form<2, 1, 128, 6, 1, false>>("128 x 128"),
     variant_of<product90_form<2, 1, 64, 8, 1, false>>("128 x 64"),
@@ -501,6 +505,7 @@ static const struct product90_variant variants[] = {
 };
 
 #define VARIANTS ((uint32_t)(sizeof(variants) / sizeof(variants[0])))
+static_assert(VARIANTS <= BERTH_PARAKEET_CUDA_PRODUCT90_MAX, "a list has room for all");
 
 /* The driver's call that describes a matrix to the copy engine; NULL: there is none. */
 static PFN_cuTensorMapEncodeTiled_v12000 encoder(void)
@@ -544,10 +549,8 @@ static bool takes(const struct berth_parakeet_device *device,
     const uintptr_t pointers = (uintptr_t)call->in | (uintptr_t)call->out |
                                (uintptr_t)call->residual | (uintptr_t)linear->weight |
                                (uintptr_t)linear->bias;
-    const bool form = call->stream
-                          ? call->activation == BERTH_PARAKEET_NONE && call->residual != NULL
-                          : call->activation != BERTH_PARAKEET_RELU && call->residual == NULL &&
-                                call->scale == 1.0f;
+    const bool form = call->stream ? call->activation == BERTH_PARAKEET_NONE
+                                   : call->residual == NULL && call->scale == 1.0f;
     return device->capability == 90 && form && linear->scale == NULL && linear->in > 0 &&
            linear->in % (DEPTH * variant->wide) == 0 && linear->out > 0 &&
            linear->out % variant->columns == 0 && call->n > 0 && call->n < 0x7fffff00u &&
@@ -587,16 +590,29 @@ const char *berth_parakeet_cuda_product90_name(uint32_t variant)
     return variant < VARIANTS ? variants[variant].name : "";
 }
 
-bool berth_parakeet_cuda_product90_likely(const struct berth_parakeet_device *device,
-                                          const struct berth_parakeet_linear_call *call,
-                                          uint32_t variant)
+uint32_t berth_parakeet_cuda_product90_list(const struct berth_parakeet_device *device,
+                                            const struct berth_parakeet_linear_call *call,
+                                            uint32_t *out)
 {
-    if (variant >= VARIANTS || !takes(device, call, &variants[variant])) {
-        return false;
+    const uint64_t most = (uint64_t)device->sm_count;
+    uint32_t count = 0, first = VARIANTS, last = VARIANTS;
+    for (uint32_t v = 0; v < VARIANTS; v++) {
+        if (takes(device, call, &variants[v])) {
+            const uint64_t tiles = tiles_of(call, &variants[v]);
+            const bool small = variants[v].rows * variants[v].columns < 128 * 128;
+            first = first == VARIANTS ? v : first;
+            last = v;
+            if (tiles * 3 >= most && (tiles <= 2 * most || !small || v == first)) {
+                out[count++] = v;
+            }
+        }
     }
-    const uint64_t tiles = tiles_of(call, &variants[variant]), most = (uint64_t)device->sm_count;
-    const bool small = variants[variant].rows * variants[variant].columns < 128 * 128;
-    return (tiles * 3 >= most || variant + 1 == VARIANTS) && (tiles <= 2 * most || !small);
+    /* Where there are few tiles in any form the smallest is likely too. */
+    if (last < VARIANTS && (count == 0 || (out[count - 1] != last &&
+                                           tiles_of(call, &variants[last]) <= 2 * most))) {
+        out[count++] = last;
+    }
+    return count;
 }
 
 cudaError_t berth_parakeet_cuda_product90_launch(const struct berth_parakeet_device *device,
@@ -613,6 +629,7 @@ cudaError_t berth_parakeet_cuda_product90_launch(const struct berth_parakeet_dev
     const struct product90_variant *chosen = &variants[variant];
     const enum product90_kind kind = call->stream                              ? STREAM90
                                      : call->activation == BERTH_PARAKEET_SILU ? SILU90
+                                     : call->activation == BERTH_PARAKEET_RELU ? RELU90
                                                                                : HALVES90;
     const void *kernel = chosen->kernels[kind];
     cudaError_t error = cudaFuncGetAttributes(&has, kernel);
@@ -637,16 +654,4 @@ cudaError_t berth_parakeet_cuda_product90_launch(const struct berth_parakeet_dev
     config.numAttrs = device->overlap ? 1 : 0;
     void *arguments[] = {&args};
     return cudaLaunchKernelExC(&config, kernel, arguments);
-}
-
-bool berth_parakeet_cuda_product90(struct berth_parakeet_device *device,
-                                   const struct berth_parakeet_linear_call *call, uint32_t variant)
-{
-    const cudaError_t error = berth_parakeet_cuda_product90_launch(device, call, variant,
-                                                                   device->stream);
-    if (error == cudaErrorNotSupported) {
-        return false;
-    }
-    berth_parakeet_cuda_fail(device, "product", error);
-    return true;
 }

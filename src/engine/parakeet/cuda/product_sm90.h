@@ -1,9 +1,8 @@
 /* product_sm90.h - matrix products of our own for compute capability 9.0, with what cublasLt has no
  * epilogue for: SiLU of halves, a bias under the float32 stream.
  *
- * In:      a linear call (backend.h) of halves, without ReLU, the stream with a residual, depth a
- *          multiple of 64 and outputs of 32; and which of the variants is to do it, all of which
- *          give the same bits.
+ * In:      a linear call (backend.h) of halves, depth a multiple of 64 and outputs of 32; and which
+ *          of the variants is to do it, all of which give the same bits.
  * Errors:  none; a call that a variant does not take it declines, and nothing is launched.
  * Threads: any, as the stream.
  */
@@ -11,6 +10,8 @@
 #define BERTH_PRODUCT_SM90_H
 
 #include "engine/parakeet/cuda/cuda_device.h"
+
+#define BERTH_PARAKEET_CUDA_PRODUCT90_MAX 8
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,21 +21,18 @@ extern "C" {
 uint32_t berth_parakeet_cuda_product90_count(void);
 /* For people: rows x outputs of a tile, and how it is made. */
 const char *berth_parakeet_cuda_product90_name(uint32_t variant);
-/* Whether it takes the call, and its tiles neither leave most of the device idle nor are far
- * smaller than need be: then it is worth timing. */
-bool berth_parakeet_cuda_product90_likely(const struct berth_parakeet_device *device,
-                                          const struct berth_parakeet_linear_call *call,
-                                          uint32_t variant);
+/* Those that take the call and are worth timing, whose tiles neither leave most of the device idle
+ * nor are far smaller than need be; one at least if any takes it. Into variants [PRODUCT90_MAX];
+ * how many. */
+uint32_t berth_parakeet_cuda_product90_list(const struct berth_parakeet_device *device,
+                                            const struct berth_parakeet_linear_call *call,
+                                            uint32_t *variants);
 /* The whole call, bias and activation too, on that stream; it may be captured.
  * cudaErrorNotSupported: the device, the shape or the variant is not one that can. Another error:
  * it was not launched. */
 cudaError_t berth_parakeet_cuda_product90_launch(const struct berth_parakeet_device *device,
                                                  const struct berth_parakeet_linear_call *call,
                                                  uint32_t variant, cudaStream_t stream);
-/* The same on the device's stream; false: declined. A failure is told at finish. */
-bool berth_parakeet_cuda_product90(struct berth_parakeet_device *device,
-                                   const struct berth_parakeet_linear_call *call, uint32_t variant);
-
 #ifdef __cplusplus
 }
 #endif
