@@ -154,6 +154,7 @@ static void *io_main(void *argument)
 {
     struct berth_process_worker *worker = argument;
     for (;;) {
+        bool stops = atomic_load(&worker->stop); /* before: then no message comes after these */
         take_messages(worker);
         uint64_t now_ns = berth_clock_now_ns(); /* not before what the child's state was set at */
         tick(worker, now_ns);
@@ -161,7 +162,7 @@ static void *io_main(void *argument)
             drop_unwanted(worker);
         }
         berth_process_pump(worker, now_ns);
-        if (atomic_load(&worker->stop) && is_empty(worker)) {
+        if (stops && is_empty(worker)) {
             if (worker->child.state == BERTH_CHILD_DOWN) {
                 return NULL;
             }
@@ -177,6 +178,7 @@ static void *describe_main(void *argument)
     struct berth_link posts;
     berth_list_init(&posts);
     for (;;) {
+        bool stops = atomic_load(&worker->stop_describer); /* before, as in io_main */
         while (berth_queue_take(&worker->describes, &posts)) {
             struct berth_link *link;
             while ((link = berth_list_pop(&posts)) != NULL) {
@@ -191,7 +193,7 @@ static void *describe_main(void *argument)
                                  &msg->post.link);
             }
         }
-        if (atomic_load(&worker->stop_describer)) {
+        if (stops) {
             return NULL;
         }
         berth_queue_wait(&worker->describes, 0);
