@@ -832,6 +832,7 @@ static void destroy_gives_everything_back(void **state)
             .load_id = i + 1};
         berth_worker_send(worker, &msgs[i]);
     }
+    assert_true(berth_worker_fault_stop(worker)); /* as the controller does: its child may be up */
     berth_worker_destroy(worker);
     struct berth_link posts;
     size_t count = 0;
