@@ -33,7 +33,7 @@
 #define BARRIER_GROUP 1u       /* named barriers: one of each taker, */
 #define BARRIER_TURN 4u        /* and its turn */
 
-/* What is done with the sums: halves, halves after an activation, scaled and added to the stream. */
+/* What becomes of the sums: halves, halves after an activation, scaled and added to the stream. */
 enum product90_kind { HALVES90, SILU90, RELU90, STREAM90, KINDS90 };
 
 struct product90_args {
