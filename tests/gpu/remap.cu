@@ -19,9 +19,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "claims.h"
 #include "engine/cuda/vmm.h"
 
 #define HIDDEN 1024
@@ -57,21 +57,7 @@ struct plan {
     int layers;
 };
 
-static int failures;
-
-#define CUDA(call) check_cuda((call), #call, __LINE__)
 #define LT(call) check_lt((call), #call, __LINE__)
-#define OURS(call) check_ours((call), #call, __LINE__)
-
-static struct berth_err ours;
-
-static void check_cuda(cudaError_t status, const char *call, int line)
-{
-    if (status != cudaSuccess) {
-        printf("FAIL  line %d: %s: %s\n", line, call, cudaGetErrorString(status));
-        exit(1);
-    }
-}
 
 static void check_lt(cublasStatus_t status, const char *call, int line)
 {
@@ -79,34 +65,6 @@ static void check_lt(cublasStatus_t status, const char *call, int line)
         printf("FAIL  line %d: %s: cuBLASLt status %d\n", line, call, (int)status);
         exit(1);
     }
-}
-
-static void check_ours(enum berth_code code, const char *call, int line)
-{
-    if (code != BERTH_OK) {
-        printf("FAIL  line %d: %s: %s\n", line, call, ours.msg);
-        exit(1);
-    }
-}
-
-static void claim(bool good, const char *what)
-{
-    printf("%s  %s\n", good ? "PASS" : "FAIL", what);
-    fflush(stdout);
-    failures += good ? 0 : 1;
-}
-
-static double now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
-static int compare_double(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static double median(double *values, int count)

@@ -16,8 +16,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
 #include <cuda_runtime_api.h>
 
 /* Of the engine's insides its preparer is used: it is stopped, so that captures and choices which
@@ -26,17 +24,7 @@
 
 #include "engine/parakeet/cuda/cuda_device.h"
 
-static void need(bool good, const char *what, int line)
-{
-    if (!good) {
-        printf("FAIL  line %d: %s\n", line, what);
-        exit(1);
-    }
-}
-
-#define assert_true(condition) need((condition), #condition, __LINE__)
-#define assert_non_null(pointer) need((pointer) != NULL, #pointer, __LINE__)
-#define assert_int_equal(a, b) need((a) == (b), #a " is " #b, __LINE__)
+#include "claims.h"
 #include "../unit/speech_rig.h"
 
 #define DEVICE "cuda:0"
@@ -49,9 +37,6 @@ static void need(bool good, const char *what, int line)
 #define TIMED 2 /* of those alone: the recording whose answer is timed, of about 7 s */
 #define WARM 10
 #define CHUNKS_MAX 4096
-
-#define CUDA(call) need_cuda((call), #call, __LINE__)
-#define OURS(call) need_ours((call), #call, __LINE__)
 
 struct clip {
     float *samples;
@@ -81,45 +66,6 @@ struct times {
     double unmap[ROUNDS_MAX], map[ROUNDS_MAX], load[ROUNDS_MAX], answer[ROUNDS_MAX];
     double whole[ROUNDS_MAX]; /* map, load and answer */
 };
-
-static struct berth_err ours;
-static int failures;
-
-static void need_cuda(cudaError_t status, const char *call, int line)
-{
-    if (status != cudaSuccess) {
-        printf("FAIL  line %d: %s: %s\n", line, call, cudaGetErrorString(status));
-        exit(1);
-    }
-}
-
-static void need_ours(enum berth_code code, const char *call, int line)
-{
-    if (code != BERTH_OK) {
-        printf("FAIL  line %d: %s: %s\n", line, call, ours.msg);
-        exit(1);
-    }
-}
-
-static void claim(bool good, const char *what)
-{
-    printf("%s  %s\n", good ? "PASS" : "FAIL", what);
-    fflush(stdout);
-    failures += good ? 0 : 1;
-}
-
-static double now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
-static int compare_double(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static void print_times(const char *what, double *values, int count)
 {

@@ -17,17 +17,7 @@
 
 #include "engine/parakeet/cuda/cuda_device.h"
 
-static void need(bool good, const char *what, int line)
-{
-    if (!good) {
-        printf("FAIL  line %d: %s\n", line, what);
-        exit(1);
-    }
-}
-
-#define assert_true(condition) need((condition), #condition, __LINE__)
-#define assert_non_null(pointer) need((pointer) != NULL, #pointer, __LINE__)
-#define assert_int_equal(a, b) need((a) == (b), #a " is " #b, __LINE__)
+#include "claims.h"
 #include "../unit/speech_rig.h"
 
 #define DEVICE "cuda:0"
@@ -36,9 +26,6 @@ static void need(bool good, const char *what, int line)
 #define PREPARED_MS 300000.0
 #define LEFT_MIN ((size_t)96 << 20) /* for the driver's own */
 
-#define CUDA(call) need((call) == cudaSuccess, #call, __LINE__)
-#define OURS(call) need_ours((call), #call, __LINE__)
-
 /* What a bucket's first answer took, and said. */
 struct heard {
     enum berth_code code;
@@ -46,30 +33,8 @@ struct heard {
     struct berth_buf text;
 };
 
-static struct berth_err ours;
-static int failures;
 static struct berth_parakeet_ops starving; /* CUDA's, but finish fails so often */
 static int starve_count;
-
-static void need_ours(enum berth_code code, const char *call, int line)
-{
-    if (code != BERTH_OK) {
-        printf("FAIL  line %d: %s: %s\n", line, call, ours.msg);
-        exit(1);
-    }
-}
-
-static void claim(bool good, const char *what)
-{
-    printf("%s  %s\n", good ? "PASS" : "FAIL", what);
-    fflush(stdout);
-    failures += good ? 0 : 1;
-}
-
-static double now_ms(void)
-{
-    return (double)berth_clock_now_ns() * 1e-6;
-}
 
 static size_t bytes_free(void)
 {

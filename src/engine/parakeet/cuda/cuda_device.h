@@ -84,7 +84,7 @@ void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
                                 const struct berth_parakeet_linear_call *call);
 bool berth_parakeet_cuda_prepare(struct berth_parakeet_device *device,
                                  const struct berth_parakeet_linear_call *call);
-/* Of the process: algorithms chosen so far (tests). */
+/* linear_choice.c. Of the process: choices made so far (tests). */
 uint32_t berth_parakeet_cuda_algorithm_count(void);
 
 /* norm.cu */
