@@ -1,8 +1,8 @@
 /* claims.h - what the programs of this folder that print PASS and FAIL have in common.
  *
- * A claim that does not hold is counted, and the program goes on; what it cannot go on without
- * (CUDA, OURS: our functions, whose error is `ours`, and the assertions, which speech_rig.h has from
- * cmocka elsewhere) ends it. C and C++ clean.
+ * A claim that does not hold is counted, and the program goes on. What it cannot go on without ends
+ * it: CUDA, OURS (our functions, whose error is `ours`), and the assertions, which speech_rig.h has
+ * from cmocka elsewhere. C and C++ clean.
  */
 #ifndef BERTH_CLAIMS_H
 #define BERTH_CLAIMS_H

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
 #include <cuda_runtime_api.h>
 
 /* Of the engine's insides its preparer is used: it is stopped, so that captures and choices which
