@@ -116,7 +116,7 @@ struct berth_copy {
     bool unwanted;                 /* LOADING, and nobody waits for it (S16) */
     bool told_to_stop;             /* its LOAD may come back CANCELLED */
     uint64_t passed;               /* devices that did not take this load, a bit for each (S15) */
-    struct berth_timer start_timer; /* LOADING: its device has been starting for too long */
+    struct berth_timer start_timer; /* LOADING: has its device been starting for too long? */
     bool evicted;                  /* RETIRING to make room */
     struct berth_lease lease;
     struct berth_worker_msg msg;   /* LOAD, then UNLOAD */
@@ -171,6 +171,7 @@ struct berth_device {
     uint64_t epoch_seen;           /* of the worker's: each next one is a fault */
     uint32_t faults;               /* in a row: without a run that ended well between them */
     uint64_t t_well_ns;            /* after several of them: not asked before that */
+    uint64_t epoch_slow;           /* whose process was too long in starting; UINT64_MAX: none */
     uint32_t under_way;            /* RUN and STEP messages */
     uint64_t virtual_ns;           /* of the copy that had the last turn */
     struct berth_link ready;       /* copies that may have work for a seat */
@@ -278,6 +279,8 @@ bool berth_device_calls(const struct berth_copy *copy);
 /* Has its process ended? */
 void berth_device_observe(struct berth_device *device, uint64_t now_ns);
 void berth_device_worked(struct berth_device *device); /* a run ended well */
+/* A load has waited so long for its process to be ready: whether that still is not. */
+bool berth_device_starts(struct berth_device *device);
 bool berth_device_is_well(const struct berth_device *device, uint64_t now_ns);
 
 /* seats.c */

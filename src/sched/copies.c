@@ -288,8 +288,7 @@ static void send_load(struct berth_copy *copy)
         .load_id = copy->load_id,
         .state = copy,
     };
-    if (copy->device->gpu &&
-        atomic_load(&copy->device->worker->condition) != BERTH_WORKER_READY) {
+    if (copy->device->gpu) { /* ready or not: one that ends now has another start before it */
         copy->start_timer.fire = starts_too_long;
         berth_timers_arm(&copy->sched->timers, &copy->start_timer,
                          copy->sched->now_ns + START_NS_MAX);
@@ -301,7 +300,7 @@ static void send_load(struct berth_copy *copy)
 static void starts_too_long(struct berth_timer *timer)
 {
     struct berth_copy *copy = BERTH_CONTAINER_OF(timer, struct berth_copy, start_timer);
-    if (atomic_load(&copy->device->worker->condition) != BERTH_WORKER_READY &&
+    if (berth_device_starts(copy->device) &&
         berth_device_pass(copy, BERTH_FALLBACK_UNWELL, "its worker process does not start")) {
         stop_load(copy);
     }

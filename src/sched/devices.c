@@ -138,10 +138,21 @@ void berth_device_worked(struct berth_device *device)
     device->t_well_ns = 0;
 }
 
+bool berth_device_starts(struct berth_device *device)
+{
+    bool starts = atomic_load(&device->worker->condition) != BERTH_WORKER_READY;
+    if (starts) { /* the loads that follow need not wait for the same process */
+        device->epoch_slow = atomic_load(&device->worker->epoch);
+    }
+    return starts;
+}
+
 bool berth_device_is_well(const struct berth_device *device, uint64_t now_ns)
 {
-    return atomic_load(&device->worker->condition) != BERTH_WORKER_FAILING &&
-           now_ns >= device->t_well_ns;
+    int condition = atomic_load(&device->worker->condition);
+    bool is_slow = condition == BERTH_WORKER_STARTING &&
+                   device->epoch_slow == atomic_load(&device->worker->epoch);
+    return condition != BERTH_WORKER_FAILING && !is_slow && now_ns >= device->t_well_ns;
 }
 
 /* NONE: it may be asked. A CPU always may. */

@@ -249,6 +249,7 @@ static enum berth_code setup_devices(struct berth_sched *sched, struct berth_err
         berth_list_init(&device->ready);
         device->gpu = berth_worker_is_gpu(device->worker);
         device->epoch_seen = atomic_load(&device->worker->epoch);
+        device->epoch_slow = UINT64_MAX;
     }
     return BERTH_OK;
 }

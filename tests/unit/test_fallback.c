@@ -327,6 +327,51 @@ static void a_gpu_that_starts_is_waited_for(void **state)
     }
 }
 
+/* A process that has been starting for so long is waited for once, not by each load anew; and a
+ * load that was on its way when the one before ended is not held up by the next one's start. */
+static void a_slow_start_is_waited_for_once(void **state)
+{
+    struct desk desk;
+    struct rig_client client;
+    struct berth_device_stats stats;
+    desk_open(&desk);
+    struct berth_model *first = rig_put(&desk.rig, speech_spec("first"));
+    struct berth_model *second = rig_put(&desk.rig, speech_spec("second"));
+    desk.gpu.holds = true;
+    rig_ask(&desk.rig, &client, first);
+    assert_int_equal(desk.gpu.held_count, 1);
+    atomic_fetch_add(&desk.gpu.base.epoch, 1); /* ended, and the load waits for the next */
+    atomic_store(&desk.gpu.base.condition, BERTH_WORKER_STARTING);
+    rig_advance(&desk.rig, 10 * BERTH_NS_PER_S);
+    rig_turn(&desk.rig);
+    rig_finish(&desk.rig, BERTH_WORKER_LOAD, RIG_MS);
+    rig_finish(&desk.rig, BERTH_WORKER_RUN, RIG_MS);
+    assert_int_equal(client.code, BERTH_OK);
+    assert_place(first, "fake:0", "does not start");
+    rig_leave(&client);
+    size_t loads = desk.gpu.loads;
+    ask(&desk, second, &client); /* at once: the time stands still */
+    assert_place(second, "fake:0", "does not start");
+    assert_int_equal(desk.gpu.loads, loads);
+    assert_true(berth_sched_device_stats(desk.rig.sched, 1, &stats));
+    assert_false(stats.well);
+    unload(&desk, "second");
+    atomic_fetch_add(&desk.gpu.base.epoch, 1); /* another one is another matter */
+    desk.gpu.holds = true;
+    rig_ask(&desk.rig, &client, second);
+    assert_int_equal(desk.gpu.held_count, 1);
+    atomic_store(&desk.gpu.base.condition, BERTH_WORKER_READY);
+    gpu_let_go(&desk.gpu);
+    rig_turn(&desk.rig);
+    rig_turn(&desk.rig);
+    assert_int_equal(client.code, BERTH_OK);
+    assert_place(second, "cuda:0", "");
+    rig_leave(&client);
+    rig_drop(first);
+    rig_drop(second);
+    desk_close(&desk);
+}
+
 /* What is idle makes room on the GPU; what is in use sends the next one to the CPU. */
 static void a_full_gpu_evicts_or_lets_the_cpu(void **state)
 {
@@ -555,6 +600,7 @@ int main(void)
         cmocka_unit_test(a_demand_waits_for_its_gpu),
         cmocka_unit_test(a_gpu_that_does_not_start_is_passed_over),
         cmocka_unit_test(a_gpu_that_starts_is_waited_for),
+        cmocka_unit_test(a_slow_start_is_waited_for_once),
         cmocka_unit_test(a_full_gpu_evicts_or_lets_the_cpu),
         cmocka_unit_test(what_takes_more_than_it_said_moves),
         cmocka_unit_test(a_gpu_that_keeps_crashing_is_left_alone),
