@@ -143,6 +143,7 @@ void berth_runtime_unload(struct berth_runtime *runtime)
     runtime->after = NULL;
     atomic_store(&runtime->model->t_retry_ns, 0);
     runtime->failures = 0;
+    runtime->promised = false;
     runtime->t_gpu_ns = 0;
     if (runtime->next != NULL) {
         berth_copy_retire(runtime->next);

@@ -44,6 +44,7 @@ static void take_messages(struct berth_process_worker *worker);
 static void take_message(struct berth_process_worker *worker, struct berth_worker_msg *msg);
 static void describe_later(struct berth_process_worker *worker, struct berth_worker_msg *msg);
 static void drop_unwanted(struct berth_process_worker *worker);
+static void fail_unwanted(struct berth_process_worker *worker, struct berth_worker_msg *msg);
 static void tick(struct berth_process_worker *worker, uint64_t now_ns);
 static void start_child(struct berth_process_worker *worker, uint64_t now_ns);
 static void put_hello(struct berth_process_worker *worker);
@@ -219,6 +220,10 @@ static void take_message(struct berth_process_worker *worker, struct berth_worke
         describe_later(worker, msg);
         return;
     }
+    if (msg->kind == BERTH_WORKER_LOAD && atomic_load(&msg->unwanted)) {
+        fail_unwanted(worker, msg); /* the word that it is may be over */
+        return;
+    }
     struct berth_flight *flight = berth_flight_create(worker, msg);
     if (flight == NULL) {
         (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
@@ -243,17 +248,22 @@ static void take_message(struct berth_process_worker *worker, struct berth_worke
 /* Loads that the child has not been sent. */
 static void drop_unwanted(struct berth_process_worker *worker)
 {
-    struct berth_err err = {0};
-    (void)berth_fail(&err, BERTH_CANCELLED, "nobody waits for it any more");
     BERTH_LIST_EACH_SAFE(link, &worker->outbox) {
         struct berth_flight *flight = BERTH_CONTAINER_OF(link, struct berth_flight, link);
         struct berth_worker_msg *msg = flight->msg;
         if (flight->kind == BERTH_WORKER_LOAD && atomic_load(&msg->unwanted)) {
             flight->msg = NULL;
             berth_flight_destroy(flight);
-            berth_message_fail(worker, msg, &err);
+            fail_unwanted(worker, msg);
         }
     }
+}
+
+static void fail_unwanted(struct berth_process_worker *worker, struct berth_worker_msg *msg)
+{
+    struct berth_err err = {0};
+    (void)berth_fail(&err, BERTH_CANCELLED, "nobody waits for it any more");
+    berth_message_fail(worker, msg, &err);
 }
 
 static void describe_later(struct berth_process_worker *worker, struct berth_worker_msg *msg)

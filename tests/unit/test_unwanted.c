@@ -191,6 +191,33 @@ static void an_operation_wants_it_again(void **state)
     rig_close(&rig);
 }
 
+/* A promise is one of the load that was under way then, not of all that come after an unload. */
+static void an_unload_ends_a_promise(void **state)
+{
+    struct rig rig;
+    struct rig_client first, second;
+    struct berth_admin unload;
+    rig_open(&rig);
+    rig.options.cold_wait_ns = RIG_MS;
+    rig_begin(&rig);
+    struct berth_model *model = rig_put(&rig, rig_spec("m"));
+    rig_ask(&rig, &first, model);
+    rig_advance(&rig, 2 * RIG_MS);
+    assert_int_equal(first.code, BERTH_UNAVAILABLE);
+    rig_admin(&rig, &unload, BERTH_ADMIN_UNLOAD, "m");
+    come_back_stopped(&rig);
+    rig_ask(&rig, &second, model);
+    assert_false(unwanted(&rig));
+    berth_sched_cancel(rig.sched, second.request);
+    rig_turn(&rig);
+    assert_true(unwanted(&rig));
+    come_back_stopped(&rig);
+    rig_leave(&first);
+    rig_leave(&second);
+    rig_drop(model);
+    rig_close(&rig);
+}
+
 static void an_unload_stops_a_load(void **state)
 {
     struct rig rig;
@@ -428,6 +455,31 @@ static void warm_up_stops(void **state)
     }
 }
 
+/* Unwanted before the worker has taken it from its queue: the word may be over by then. */
+static void one_unwanted_on_its_way_is_not_begun(void **state)
+{
+    for (int described = 0; described < 2; described++) {
+        struct stand stand;
+        stand_open(&stand, true, NULL);
+        while (atomic_load(&stand.worker->condition) != BERTH_WORKER_READY) {
+            usleep(1000);
+        }
+        load(&stand, null_spec("{\"backend\": \"null\"}"));
+        wait_back(&stand);
+        assert_int_equal(stand.msg.err.code, BERTH_OK);
+        assert_true(stand.msg.spec->completed);
+        stand.msg.spec->completed = described == 1;
+        stand.msg.load_id = 2;
+        stand.back = false;
+        atomic_store(&stand.msg.unwanted, true);
+        berth_worker_send(stand.worker, &stand.msg);
+        wait_back(&stand);
+        assert_int_equal(stand.msg.err.code, BERTH_CANCELLED);
+        assert_true(berth_worker_fault_stop(stand.worker)); /* the first one is lost at the end */
+        stand_close(&stand);
+    }
+}
+
 /* A process that never says that it is ready: what was not sent need not wait for it. */
 static void what_was_not_sent_comes_back_at_once(void **state)
 {
@@ -468,9 +520,11 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_is_still_wanted_goes_on),
         cmocka_unit_test(an_operation_wants_it_again),
         cmocka_unit_test(an_unload_stops_a_load),
+        cmocka_unit_test(an_unload_ends_a_promise),
         cmocka_unit_test(a_stop_nobody_asked_for_is_a_failure),
         cmocka_unit_test(a_thread_stops_between_stages),
         cmocka_unit_test(warm_up_stops),
+        cmocka_unit_test(one_unwanted_on_its_way_is_not_begun),
         cmocka_unit_test(what_was_not_sent_comes_back_at_once),
     };
     return cmocka_run_group_tests_name("unwanted", tests, NULL, NULL);
