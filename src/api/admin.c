@@ -160,7 +160,7 @@ static void put_devices(struct berth_buf *out, struct berth_sched *sched)
     } families[] = {
         {"berth_model_bytes", "gauge", "Memory the loaded models hold"},
         {"berth_model_bytes_limit", "gauge", "Memory they may hold"},
-        {"berth_device_well", "gauge", "1 while the device is given loads"},
+        {"berth_device_well", "gauge", "1 while its process is well; an unwell GPU gets no loads"},
         {"berth_device_faults_total", "counter", "Ends of its worker process that cost something"},
         {"berth_device_fallbacks_total", "counter",
          "Loads it did not take and another device had to"},

@@ -85,7 +85,7 @@ struct berth_device_stats {
     uint64_t bytes_models, bytes_models_max;
     uint64_t faults;        /* ends of its process that cost something */
     uint64_t fallbacks;     /* loads that another device had to take (S15) */
-    bool well;              /* it is given loads */
+    bool well;              /* its process is; a GPU that is not gets no loads */
 };
 
 enum berth_code berth_sched_create(const struct berth_sched_options *options,
