@@ -102,14 +102,14 @@ static void deliver(struct berth_post *post)
     struct berth_seat *seat = msg->state;
     struct berth_copy *copy = seat->copy;
     uint64_t run_ns = msg->t_ended_ns > msg->t_started_ns ? msg->t_ended_ns - msg->t_started_ns : 0;
-    seat->busy = false;
     copy->device->under_way--;
     copy->virtual_ns = copy->virtual_ns - seat->charged_ns + run_ns;
     berth_copy_measure(copy, msg->bytes_used);
     if (msg->err.code == BERTH_OK && (msg->kind == BERTH_WORKER_RUN || msg->budget_ns > 0)) {
         berth_device_worked(copy->device);
     }
-    copy->batcher->ops->finish(seat);
+    copy->batcher->ops->finish(seat); /* may dispatch: rows that go to another copy */
+    seat->busy = false;
     berth_dispatch_mark(copy);
     berth_copy_settle(copy);
 }

@@ -272,6 +272,72 @@ static void order_is_kept_among_what_ran(void **state)
     rig_close(&rig);
 }
 
+static void ask_steps(struct rig *rig, struct rig_client *client, struct berth_model *model)
+{
+    assert_true(rig_request(rig, client, model, 50, 4));
+    assert_int_equal(rig_submit(rig, client), BERTH_OK);
+    rig_turn(rig);
+}
+
+/* An old copy is lost, the new one is elsewhere and full: the rows that go there make the controller
+ * send what it can, but nothing to the seat whose message it is just taking apart. */
+static void a_seat_is_free_when_its_message_is_done(void **state)
+{
+    struct rig rig;
+    struct rig_client clients[9];
+    rig_open(&rig);
+    rig_begin(&rig);
+    struct berth_model_spec *specs[2];
+    for (size_t i = 0; i < 2; i++) {
+        specs[i] = rig_spec("m");
+        specs[i]->run_mode = BERTH_RUN_STEPS;
+        specs[i]->batching = BERTH_BATCHING_DYNAMIC;
+        specs[i]->dynamic.policy_default.count_max = i;
+    }
+    struct berth_model *model = rig_warm(&rig, specs[0]);
+    for (size_t i = 0; i < 4; i++) { /* two live, two are sent to join them */
+        ask_steps(&rig, &clients[i], model);
+        if (i == 1) {
+            rig_finish(&rig, BERTH_WORKER_STEP, RIG_MS);
+        }
+    }
+    rig_finish(&rig, BERTH_WORKER_STEP, RIG_MS);
+    struct berth_worker_msg *lost = rig_sent(&rig, BERTH_WORKER_STEP);
+    assert_int_equal(lost->batch.row_count, 2);
+    struct berth_runtime *runtime = model->sched_state;
+    struct berth_err err = {0};
+    assert_int_equal(berth_runtime_load(runtime, specs[1], &err), BERTH_OK);
+    rig_turn(&rig);
+    rig_finish(&rig, BERTH_WORKER_LOAD, RIG_MS);
+    for (size_t i = 4; i < 9; i++) {
+        ask_steps(&rig, &clients[i], model);
+    }
+    runtime->current->epoch = atomic_fetch_add(&rig.worker.epoch, 1) + 1; /* it is not lost */
+    berth_worker_fault_post(&rig.worker);
+    (void)berth_fail(&lost->err, BERTH_UNAVAILABLE, "worker process ended: signal 9");
+    lost->not_begun = true;
+    lost->batch.rows[0].err = lost->batch.rows[1].err = lost->err;
+    rig_end(&rig, lost, 0);
+    rig_turn(&rig);
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(clients[i].finals, 1);
+        assert_int_equal(clients[i].code, BERTH_UNAVAILABLE);
+    }
+    rig.auto_all = true;
+    while (rig.sent_count > 0) {
+        rig_end(&rig, rig.sent[0], RIG_MS);
+    }
+    for (size_t i = 0; i < 100; i++) {
+        rig_turn(&rig);
+    }
+    for (size_t i = 0; i < 9; i++) {
+        assert_int_equal(clients[i].finals, 1);
+        rig_leave(&clients[i]);
+    }
+    rig_drop(model);
+    rig_close(&rig);
+}
+
 static void workers_suit_models(void **state)
 {
     static const char *const gpu_engines[] = {"parakeet", NULL};
@@ -351,6 +417,7 @@ int main(void)
         cmocka_unit_test(a_load_that_comes_late_is_lost),
         cmocka_unit_test(what_never_began_begins_again),
         cmocka_unit_test(order_is_kept_among_what_ran),
+        cmocka_unit_test(a_seat_is_free_when_its_message_is_done),
         cmocka_unit_test(workers_suit_models),
         cmocka_unit_test(models_go_where_they_suit),
     };
