@@ -432,7 +432,6 @@ static void test_hang_up(void **state)
     script_stop(&script);
 }
 
-/* 4 MB for all: 3 MB bodies come one at a time, the others are not read, small ones go on. */
 /* A process that is being started holds copies of all descriptors until it executes its program: a
  * connection that was closed meanwhile is heard of no more, though its socket lives on. */
 static void test_copied_descriptors(void **state)
@@ -476,6 +475,7 @@ static void test_copied_descriptors(void **state)
     script_stop(&script);
 }
 
+/* 4 MB for all: 3 MB bodies come one at a time, the others are not read, small ones go on. */
 static void test_budget(void **state)
 {
     enum { CLIENTS = 6 };
@@ -1036,7 +1036,8 @@ int main(void)
         cmocka_unit_test(test_chunked),
         cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_compressed_wrong),
-        cmocka_unit_test(test_hang_up),        cmocka_unit_test(test_copied_descriptors),
+        cmocka_unit_test(test_hang_up),
+        cmocka_unit_test(test_copied_descriptors),
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_admit_timeout),
         cmocka_unit_test(test_timeouts),
