@@ -167,7 +167,10 @@ void berth_config_print_help(FILE *out, enum berth_command command)
 
 void berth_config_print_markdown(FILE *out)
 {
-    fputs("| Option | Commands | Environment | Default | From | To | What it does |\n"
+    fputs("# Options\n\n"
+          "`berth COMMAND --help` lists those of a command. TIME is as 500ms, 30s or 2h; BYTES as "
+          "512K, 64M or 2G. An option on the\ncommand line wins over the environment.\n\n"
+          "| Option | Commands | Environment | Default | From | To | What it does |\n"
           "| --- | --- | --- | --- | --- | --- | --- |\n", out);
     for (size_t i = 0; i < BERTH_COUNT_OF(options); i++) {
         const struct option *option = &options[i];

@@ -37,7 +37,7 @@ enum berth_command {
     X(STRING, prompt, "prompt", BERTH_CMD_TRANSCRIBE, "", 0, 0, "words to expect")                 \
     X(FLAG, words, "words", BERTH_CMD_TRANSCRIBE, "false", 0, 0, "with verbose_json: word times")  \
     X(STRING, server, "server", BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS, "", 0, 0,                 \
-      "URL of a running berth; without it the model runs in this command")                         \
+      "URL of a running berth; without it this command itself runs or reads --models")             \
     X(STRING, key, "key", BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS | BERTH_CMD_BENCH, "", 0, 0,     \
       "API key for the server")                                                                    \
     X(LIST, listen, "listen", BERTH_CMD_SERVE, "127.0.0.1:8000", 0, 0,                             \
