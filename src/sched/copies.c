@@ -300,7 +300,7 @@ static void send_load(struct berth_copy *copy)
 static void starts_too_long(struct berth_timer *timer)
 {
     struct berth_copy *copy = BERTH_CONTAINER_OF(timer, struct berth_copy, start_timer);
-    if (berth_device_starts(copy->device) &&
+    if (berth_device_starts(copy->device) && !copy->abandoned &&
         berth_device_pass(copy, BERTH_FALLBACK_UNWELL, "its worker process does not start")) {
         stop_load(copy);
     }
