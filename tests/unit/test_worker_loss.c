@@ -279,8 +279,8 @@ static void ask_steps(struct rig *rig, struct rig_client *client, struct berth_m
     rig_turn(rig);
 }
 
-/* An old copy is lost, the new one is elsewhere and full: the rows that go there make the controller
- * send what it can, but nothing to the seat whose message it is just taking apart. */
+/* An old copy is lost, the new one is elsewhere and full: the rows that go there make the
+ * controller send what it can, but nothing to the seat whose message it is just taking apart. */
 static void a_seat_is_free_when_its_message_is_done(void **state)
 {
     struct rig rig;
