@@ -157,7 +157,8 @@ static void problem_finish(struct bench *b, struct problem *p)
     berth_free(p->got);
 }
 
-/* Output poisoned, or the residual; one product; then the output is at `to`. False: declined. */
+/* Output poisoned, or the residual; one product; then the output is at `to`. False: declined; any
+ * other error ends the test. */
 static bool problem_run(struct bench *b, struct problem *p, uint32_t variant, char *to)
 {
     need(cudaMemset(p->call.out, 0xff, p->out_bytes + p->guard_bytes) == cudaSuccess, "poison");
@@ -167,10 +168,12 @@ static bool problem_run(struct bench *b, struct problem *p, uint32_t variant, ch
              "residual");
     }
     need(cudaDeviceSynchronize() == cudaSuccess, "poison");
-    if (berth_parakeet_cuda_product90_launch(b->device, &p->call, variant, b->device->stream) !=
-        cudaSuccess) {
+    const cudaError_t error =
+        berth_parakeet_cuda_product90_launch(b->device, &p->call, variant, b->device->stream);
+    if (error == cudaErrorNotSupported) {
         return false;
     }
+    need(error == cudaSuccess, "launch");
     struct berth_err err = {0};
     if (b->gpu->finish(b->device, &err) != BERTH_OK) {
         printf("      %s\n", err.msg);
@@ -260,7 +263,9 @@ static void check_shape(struct bench *b, const struct shape *shape, uint64_t n)
             }
         }
     }
-    if (declined > 0) {
+    if (first) {
+        say(b, false, shape->name, (double)n); /* all declined it */
+    } else if (declined > 0) {
         printf("      %s, n %llu: %d declined\n", shape->name, (unsigned long long)n, declined);
     }
     problem_finish(b, &p);
@@ -272,6 +277,7 @@ static void check_infinite(struct bench *b)
     static const struct shape shape = {"infinite", 1024,  1024,  BERTH_PARAKEET_SILU,
                                        1,          false, false, false};
     struct problem p;
+    bool taken = false;
     problem_make(b, &p, &shape, 130);
     const uint16_t infinite = 0x7c00;
     need(cudaMemcpy((uint16_t *)(uintptr_t)p.call.in + 5 * 1024 + 77, &infinite, 2,
@@ -282,6 +288,7 @@ static void check_infinite(struct bench *b)
         if (!problem_run(b, &p, v, p.got)) {
             continue;
         }
+        taken = true;
         for (uint64_t i = 0; i < 130 * 1024; i++) {
             const float value = out_at(b, &p, p.got, i);
             /* a weight that is 0 makes no number of it, which is as well */
@@ -289,6 +296,7 @@ static void check_infinite(struct bench *b)
         }
         say(b, good, berth_parakeet_cuda_product90_name(v), 0);
     }
+    say(b, taken, "infinite: some variant takes it", 0);
     problem_finish(b, &p);
 }
 

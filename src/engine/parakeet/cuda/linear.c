@@ -38,7 +38,7 @@ static bool well_formed(const struct berth_parakeet_linear_call *call);
 static enum berth_parakeet_cuda_operands operands_of(const struct berth_parakeet_linear_call *call);
 static float sum_factor(uint32_t in);
 static bool own(struct berth_parakeet_device *device, const struct berth_parakeet_linear_call *call,
-                bool behind);
+                bool *prepared);
 static bool own_run(void *subject, const struct berth_parakeet_cuda_way *way,
                     const struct berth_parakeet_cuda_room *room, cudaStream_t stream);
 static cublasStatus_t lt_choose(struct asked *asked, bool behind,
@@ -63,7 +63,7 @@ void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
                                    (long)call->linear->in);
         return;
     }
-    if (!own(device, call, false)) {
+    if (!own(device, call, NULL)) {
         lt_ask(device, call);
         lt_after(device, call);
     }
@@ -74,14 +74,17 @@ bool berth_parakeet_cuda_prepare(struct berth_parakeet_device *device,
 {
     struct berth_parakeet_cuda_lt lt = {.desc = NULL};
     struct berth_parakeet_cuda_way way;
-    struct asked asked = {device, call, &lt};
+    struct berth_parakeet_linear_call like = *call;
+    struct asked asked = {device, &like, &lt};
     bool chosen = false;
     if (call->n == 0 || !well_formed(call)) {
         return false;
     }
+    /* Where it lies in a run is aligned; what says here that there is one need not be. */
+    like.residual = call->residual == NULL ? NULL : call->linear->weight;
     (void)cudaSetDevice(device->ordinal);
-    if (own(device, call, true)) {
-        return true;
+    if (own(device, &like, &chosen)) {
+        return chosen; /* if not, the run that needs it chooses, and not for cublasLt */
     }
     (void)lt_choose(&asked, true, &way, &chosen);
     berth_parakeet_cuda_lt_finish(&lt);
@@ -114,9 +117,10 @@ static float sum_factor(uint32_t in)
 
 /* --- products of our own --- */
 
-/* Whether one takes the call: then it is asked for, or with `behind` its tile chosen. */
+/* Whether one takes the call. Then it is asked for; or, where `prepared` is no NULL, its tile is
+ * chosen behind, if that can be done now. */
 static bool own(struct berth_parakeet_device *device, const struct berth_parakeet_linear_call *call,
-                bool behind)
+                bool *prepared)
 {
     struct berth_parakeet_cuda_way ways[BERTH_PARAKEET_CUDA_PRODUCT90_MAX];
     struct berth_parakeet_cuda_way way;
@@ -135,7 +139,7 @@ static bool own(struct berth_parakeet_device *device, const struct berth_parakee
                 .own = true},
         .ways = ways,
         .count = (int)berth_parakeet_cuda_product90_list(device, call, variants),
-        .behind = behind,
+        .behind = prepared != NULL,
         .run = own_run,
         .subject = &asked,
     };
@@ -146,8 +150,9 @@ static bool own(struct berth_parakeet_device *device, const struct berth_parakee
         return false;
     }
     const bool chosen = berth_parakeet_cuda_choose(device, &race, &way);
-    if (behind) {
-        return chosen;
+    if (prepared != NULL) {
+        *prepared = chosen;
+        return true;
     }
     berth_parakeet_cuda_fail(
         device, "product",

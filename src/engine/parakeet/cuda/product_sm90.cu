@@ -535,6 +535,18 @@ static bool describe(CUtensorMap *map, const void *at, const uint64_t (&size)[2]
                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
+/* Whether there are kernels with Hopper's instructions (gpu_targets: 90a, not 90); the others are
+ * empty, and have no shared memory of their own. Where CUDA cannot say now, the launch will. */
+static bool compiled(void)
+{
+    cudaFuncAttributes has = {};
+    if (cudaFuncGetAttributes(&has, variants[0].kernels[0]) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return true;
+    }
+    return has.sharedSizeBytes > 0;
+}
+
 static uint64_t tiles_of(const struct berth_parakeet_linear_call *call,
                          const struct product90_variant *variant)
 {
@@ -612,7 +624,7 @@ uint32_t berth_parakeet_cuda_product90_list(const struct berth_parakeet_device *
                                            tiles_of(call, &variants[last]) <= 2 * most))) {
         out[count++] = last;
     }
-    return count;
+    return count > 0 && compiled() ? count : 0;
 }
 
 cudaError_t berth_parakeet_cuda_product90_launch(const struct berth_parakeet_device *device,
