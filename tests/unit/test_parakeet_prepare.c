@@ -40,6 +40,7 @@ static uint64_t graphs[256]; /* keys */
 static size_t graph_count;
 static _Atomic uint32_t plays;
 static size_t starve_count, alloc_refusals;
+static size_t forget_count;
 static bool starved, heads_refused, overfull;
 static size_t recorded; /* graphs that a step had to record */
 static pthread_t tester;
@@ -139,6 +140,7 @@ static void fake_keep(struct berth_parakeet_device *device, uint64_t key)
 static void fake_forget(struct berth_parakeet_device *device, uint64_t key)
 {
     pthread_mutex_lock(&mu);
+    forget_count++;
     for (size_t i = 0; i < graph_count; i++) {
         if (graphs[i] == key) {
             graphs[i] = graphs[--graph_count];
@@ -591,9 +593,11 @@ static void test_nothing_ahead(void **state)
     berth_parakeet_preparer_stop(&rig.model->preparer);
     alloc_refusals = 1;
     size_t before = run_count_of(&rig);
+    size_t forgotten = count_of(&forget_count);
     assert_int_equal(make_ahead(rig.model, &shape),
                      before == 1 ? BERTH_PARAKEET_AHEAD_FULL : BERTH_PARAKEET_AHEAD_ON);
     assert_int_equal(run_count_of(&rig), before);
+    assert_int_equal(count_of(&forget_count), forgotten); /* nothing of it was with the device */
     alloc_refusals = 0;
     rig.instance->active = &rig.instance->runs[0]; /* and a run under way is left alone */
     assert_int_equal(make_ahead(rig.model, &shape), BERTH_PARAKEET_AHEAD_BUSY);
@@ -606,6 +610,39 @@ static void test_nothing_ahead(void **state)
     rig_must(&rig);
     hear(&rig, 3);
     assert_int_equal(run_count_of(&rig), 1);
+    rig_close(&rig);
+}
+
+#define BUSY_CALLS 12
+
+static _Atomic uint32_t ahead_calls;
+
+static enum berth_parakeet_ahead busy_ahead(void *context,
+                                            const struct berth_parakeet_shape *shape)
+{
+    return atomic_fetch_add(&ahead_calls, 1) < BUSY_CALLS ? BERTH_PARAKEET_AHEAD_BUSY
+                                                          : BERTH_PARAKEET_AHEAD_FULL;
+}
+
+/* An instance may stay busy without a step, as a run's last client left: it is looked at now and
+ * then, not all the time. */
+static void test_busy_ahead(void **state)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+    struct rig rig;
+    rig_must(&rig);
+    struct berth_parakeet_preparer preparer = rig.model->preparer;
+    preparer.ahead = busy_ahead;
+    preparer.shape_count = 1;
+    atomic_store(&ahead_calls, 0);
+    uint64_t t_begin_ns = berth_clock_now_ns();
+    berth_parakeet_preparer_start(&preparer);
+    while (atomic_load(&ahead_calls) <= BUSY_CALLS) {
+        (void)nanosleep(&moment, NULL);
+    }
+    assert_true(berth_clock_now_ns() - t_begin_ns >= BUSY_CALLS * 5 * BERTH_NS_PER_MS);
+    berth_parakeet_preparer_stop(&preparer);
+    assert_int_equal(atomic_load(&ahead_calls), BUSY_CALLS + 1);
     rig_close(&rig);
 }
 
@@ -679,6 +716,12 @@ static void test_estimate_holds(void **state)
     groups[0].kind = BERTH_KIND_CPU;
     assert_int_equal(estimate_anywhere(&spec, &choices, &rig.model->config, &fake), three);
     environment.gpu = false;
+    /* A GPU's runs have nothing that the host fills, also where its operations are not built in. */
+    uint64_t there = estimate(&spec, &choices, &rig.model->config, &fake, true);
+    struct berth_parakeet_ops plain = fake;
+    plain.record = NULL;
+    assert_int_equal(estimate(&spec, &choices, &rig.model->config, &plain, true), there);
+    assert_int_equal(estimate_anywhere(&spec, &choices, &rig.model->config, &plain), three);
     print_message("estimates: one instance %llu MB, on a GPU %llu MB\n",
                   (unsigned long long)one >> 20,
                   (unsigned long long)estimate(&spec, &choices, &rig.model->config, &fake, true) >>
@@ -703,6 +746,7 @@ int main(void)
                                        cmocka_unit_test_setup(test_full_row, reset),
                                        cmocka_unit_test_setup(test_runs_ahead, reset),
                                        cmocka_unit_test_setup(test_nothing_ahead, reset),
+                                       cmocka_unit_test_setup(test_busy_ahead, reset),
                                        cmocka_unit_test_setup(test_planning_without_time, reset),
                                        cmocka_unit_test_setup(test_rows_of_a_run, reset),
                                        cmocka_unit_test_setup(test_estimate_holds, reset)};

@@ -142,8 +142,9 @@ struct berth_parakeet_ops {
     bool (*starved)(const struct berth_parakeet_device *device);
     /* Optional (CUDA), all or none. Everything asked for between record and play becomes a graph of
      * that key, kept (a bounded cache), and is launched by play. record: false when it is there
-     * already: nothing is to be asked for, just play. keep in place of play launches nothing.
-     * forget drops a graph, if there is one, before what it points to goes away; drop all. */
+     * already, or cannot be made (finish tells): nothing is to be asked for, just play. keep in
+     * place of play launches nothing. forget drops a graph, if there is one, before what it points
+     * to goes away; drop all. */
     bool (*record)(struct berth_parakeet_device *device, uint64_t key);
     void (*play)(struct berth_parakeet_device *device, uint64_t key);
     void (*keep)(struct berth_parakeet_device *device, uint64_t key);

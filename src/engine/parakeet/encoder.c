@@ -199,7 +199,7 @@ uint64_t berth_parakeet_run_bytes(const struct berth_parakeet_ops *ops,
     struct layout layout;
     layout_run(ops, config, shape, &layout);
     /* On the CPU the shared block is memory of the device too. */
-    return layout.bytes + (ops->record == NULL ? layout.shared_bytes : 0);
+    return layout.bytes + (ops->element == BERTH_PARAKEET_F32 ? layout.shared_bytes : 0);
 }
 
 static uint64_t place(uint64_t *end, uint64_t bytes)
@@ -303,7 +303,9 @@ void berth_parakeet_run_destroy(struct berth_parakeet_run *run)
         return;
     }
     const struct berth_parakeet_net *net = run->net;
-    for (uint32_t i = 0; i < EXTENTS && net->ops->record != NULL; i++) {
+    /* One that was not made whole has no graph; its device may be at work on another thread. */
+    const bool whole = run->block != NULL && run->shared != NULL;
+    for (uint32_t i = 0; i < EXTENTS && whole && net->ops->record != NULL; i++) {
         net->ops->forget(net->device, run->id * EXTENTS + i);
     }
     if (run->shared != NULL) {

@@ -31,6 +31,7 @@ static bool prepare_shape(struct berth_parakeet_preparer *preparer,
 static void go_ahead(struct berth_parakeet_preparer *preparer);
 static bool turn_take(const struct berth_parakeet_preparer *preparer);
 static void turn_end(void);
+static void look_away(void);
 
 void berth_parakeet_preparer_start(struct berth_parakeet_preparer *preparer)
 {
@@ -133,6 +134,9 @@ static void go_ahead(struct berth_parakeet_preparer *preparer)
             end = preparer->ahead(preparer->context, &preparer->shapes[i]);
             turn_end();
         }
+        if (end == BERTH_PARAKEET_AHEAD_BUSY) { /* it may stay so for long without a step */
+            look_away();
+        }
         i += end == BERTH_PARAKEET_AHEAD_BUSY ? 0 : 1;
     }
 }
@@ -140,14 +144,13 @@ static void go_ahead(struct berth_parakeet_preparer *preparer)
 /* Waits until nobody runs anything and nobody else prepares. False: it is to stop. */
 static bool turn_take(const struct berth_parakeet_preparer *preparer)
 {
-    const struct timespec look = {.tv_nsec = LOOK_NS};
     while (!atomic_load(&preparer->stopping)) {
         uint64_t t_end_ns = atomic_load(&t_step_end_ns);
         if (atomic_load(&step_count) == 0 && berth_clock_now_ns() - t_end_ns >= PAUSE_NS &&
             !atomic_flag_test_and_set(&preparing)) {
             return true;
         }
-        (void)nanosleep(&look, NULL);
+        look_away();
     }
     return false;
 }
@@ -155,4 +158,10 @@ static bool turn_take(const struct berth_parakeet_preparer *preparer)
 static void turn_end(void)
 {
     atomic_flag_clear(&preparing);
+}
+
+static void look_away(void)
+{
+    const struct timespec look = {.tv_nsec = LOOK_NS};
+    (void)nanosleep(&look, NULL);
 }

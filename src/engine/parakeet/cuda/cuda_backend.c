@@ -23,9 +23,12 @@ static cudaError_t device_ask(struct berth_parakeet_device *device);
 void berth_parakeet_cuda_fail(struct berth_parakeet_device *device, const char *what,
                               cudaError_t error)
 {
+    if (error == cudaSuccess) {
+        return; /* and nothing is written: memory is also given back beside the device's thread */
+    }
     berth_gpu_note(error);
     device->no_memory = device->no_memory || error == cudaErrorMemoryAllocation;
-    if (error == cudaSuccess || device->error_text[0] != '\0') {
+    if (device->error_text[0] != '\0') {
         return;
     }
     (void)snprintf(device->error_text, sizeof(device->error_text), "%s: %s", what,

@@ -23,7 +23,10 @@ bool berth_parakeet_cuda_record(struct berth_parakeet_device *device, uint64_t k
     }
     cudaError_t error = cudaStreamBeginCapture(device->stream, cudaStreamCaptureModeRelaxed);
     berth_parakeet_cuda_fail(device, "recording a graph", error);
-    device->recording = error == cudaSuccess;
+    if (error != cudaSuccess) {
+        return false; /* asked for now it would run at once, perhaps over what nobody wrote yet */
+    }
+    device->recording = true;
     device->recording_key = key;
     atomic_fetch_add(&capture_count, 1);
     return true;
