@@ -219,6 +219,9 @@ static const struct {
      "..........M..N", NULL},
     /* One word goes on and on: right is not lost with it. */
     {"A.........b.........c", "..........f....................g....................h..k", "Abchk"},
+    /* Right begins no word behind the seam, left does: that one stays. */
+    {"A.........C...................................M.k",
+     "X....................................................k", "ACMkk"},
     {"", "", ""},
 };
 

@@ -232,7 +232,8 @@ static void join_at_word(const struct berth_parakeet_pieces *pieces,
     }
     *left_keep = first_word_from(pieces, seam->left, seam->left_count, best);
     *right_skip = first_word_from(pieces, seam->right, seam->right_count, best);
-    if (*right_skip == seam->right_count) { /* one word goes on: what left cannot have heard */
+    if (*right_skip == seam->right_count) { /* right has no word there: what left did not hear */
+        *left_keep = seam->left_count;
         *right_skip = 0;
         while (*right_skip < seam->right_count && seam->right[*right_skip].frame < seam->end) {
             (*right_skip)++;
