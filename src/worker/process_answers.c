@@ -35,6 +35,7 @@ static enum berth_code take_done(struct berth_process_worker *worker, struct ber
 static enum berth_code end_load(struct berth_process_worker *worker, struct berth_flight *flight,
                                 const uint32_t counts[2], struct berth_err *err);
 static bool has_all_rows(const struct berth_flight *flight);
+static void judge_cancelled(bool is_cancelled, struct berth_err *of);
 static enum berth_code wrong(struct berth_err *err, const char *text);
 
 enum berth_code berth_process_answer(struct berth_process_worker *worker, uint64_t now_ns,
@@ -93,6 +94,7 @@ static enum berth_code take_answer(struct berth_process_worker *worker,
     }
     struct berth_row *row = &flight->msg->batch.rows[index];
     flight->marks[index] |= BERTH_ROW_ANSWERED;
+    judge_cancelled(atomic_load(&row->request->cancelled), &row_err);
     row->part = NULL;
     row->err = row_err;
     row->slot = slot;
@@ -142,6 +144,7 @@ static enum berth_code take_event(struct berth_process_worker *worker,
         step->event_count == BERTH_STEP_EVENTS_MAX) {
         return wrong(err, "an event of a slot that is none, or free");
     }
+    judge_cancelled(atomic_load(&slots[slot].request->cancelled), &slot_err);
     struct berth_step_event *event = &step->events[step->event_count++];
     *event = (struct berth_step_event){.slot = slot, .final = final == 1, .err = slot_err};
     struct berth_err fault = {0};
@@ -293,6 +296,7 @@ static enum berth_code take_done(struct berth_process_worker *worker, struct ber
     if ((flight->kind == BERTH_WORKER_STEP || whole.code == BERTH_OK) && !has_all_rows(flight)) {
         return wrong(err, "an end without all answers");
     }
+    judge_cancelled(flight->told || msg == NULL || berth_process_unwanted(flight), &whole);
     if (msg != NULL) {
         uint64_t bytes_max = worker->base.bytes_max;
         msg->t_ended_ns = t_ended_ns < now_ns ? t_ended_ns : now_ns;
@@ -372,6 +376,16 @@ static bool has_all_rows(const struct berth_flight *flight)
         }
     }
     return true;
+}
+
+/* CANCELLED is no failure, and is not even logged: only what nobody waits for may end so. A child
+ * cannot know that before we do. */
+static void judge_cancelled(bool is_cancelled, struct berth_err *of)
+{
+    if (of->code == BERTH_CANCELLED && !is_cancelled) {
+        (void)berth_fail(of, BERTH_INTERNAL,
+                         "the worker process cancelled what somebody waits for");
+    }
 }
 
 static enum berth_code wrong(struct berth_err *err, const char *text)

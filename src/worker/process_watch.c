@@ -13,7 +13,6 @@ static bool hangs(const struct berth_process_worker *worker, struct berth_flight
                   uint64_t now_ns);
 static bool is_silent(const struct berth_process_worker *worker, struct berth_flight *flight,
                       uint64_t now_ns);
-static bool is_unwanted(const struct berth_flight *flight);
 
 const char *berth_process_hang(struct berth_process_worker *worker, uint64_t now_ns)
 {
@@ -32,6 +31,31 @@ const char *berth_process_hang(struct berth_process_worker *worker, uint64_t now
     return why;
 }
 
+bool berth_process_unwanted(const struct berth_flight *flight)
+{
+    bool any = false;
+    if (flight->kind != BERTH_WORKER_RUN && flight->kind != BERTH_WORKER_STEP) {
+        return false;
+    }
+    for (size_t i = 0; i < flight->msg->batch.row_count; i++) {
+        const struct berth_request *request = flight->msg->batch.rows[i].request;
+        any = true;
+        if (!atomic_load_explicit(&request->cancelled, memory_order_relaxed)) {
+            return false;
+        }
+    }
+    const struct berth_remote_slot *slots =
+        berth_remote_slots(flight->remote, flight->msg->instance);
+    for (uint32_t i = 0; slots != NULL && i < flight->remote->slot_count; i++) {
+        any = any || slots[i].request != NULL;
+        if (slots[i].request != NULL &&
+            !atomic_load_explicit(&slots[i].request->cancelled, memory_order_relaxed)) {
+            return false;
+        }
+    }
+    return any;
+}
+
 /* A run ends soon after its last row is cancelled (E4); one that does not never will. Nor will one
  * that the child does not take from its socket. */
 static bool hangs(const struct berth_process_worker *worker, struct berth_flight *flight,
@@ -43,7 +67,7 @@ static bool hangs(const struct berth_process_worker *worker, struct berth_flight
     if (closing && hang_ns_max > HANG_NS_CLOSING) {
         hang_ns_max = HANG_NS_CLOSING;
     }
-    if (flight->t_unwanted_ns == 0 && (closing || is_unwanted(flight))) {
+    if (flight->t_unwanted_ns == 0 && (closing || berth_process_unwanted(flight))) {
         flight->t_unwanted_ns = now_ns;
     }
     return flight->t_unwanted_ns != 0 && now_ns - flight->t_unwanted_ns > hang_ns_max;
@@ -67,29 +91,4 @@ static bool is_silent(const struct berth_process_worker *worker, struct berth_fl
 uint64_t berth_process_load_ns_max(const struct berth_process_worker *worker)
 {
     return worker->options.load_ns_max == 0 ? LOAD_NS_DEFAULT : worker->options.load_ns_max;
-}
-
-static bool is_unwanted(const struct berth_flight *flight)
-{
-    bool any = false;
-    if (flight->kind != BERTH_WORKER_RUN && flight->kind != BERTH_WORKER_STEP) {
-        return false;
-    }
-    for (size_t i = 0; i < flight->msg->batch.row_count; i++) {
-        const struct berth_request *request = flight->msg->batch.rows[i].request;
-        any = true;
-        if (!atomic_load_explicit(&request->cancelled, memory_order_relaxed)) {
-            return false;
-        }
-    }
-    const struct berth_remote_slot *slots =
-        berth_remote_slots(flight->remote, flight->msg->instance);
-    for (uint32_t i = 0; slots != NULL && i < flight->remote->slot_count; i++) {
-        any = any || slots[i].request != NULL;
-        if (slots[i].request != NULL &&
-            !atomic_load_explicit(&slots[i].request->cancelled, memory_order_relaxed)) {
-            return false;
-        }
-    }
-    return any;
 }

@@ -112,6 +112,8 @@ void berth_process_pump(struct berth_process_worker *worker, uint64_t now_ns);
 
 /* process_watch.c. Why the child, which is up, has to be given up; NULL: it has not. */
 const char *berth_process_hang(struct berth_process_worker *worker, uint64_t now_ns);
+/* A RUN or STEP: every row of it, and in its instance's slots, has been cancelled. */
+bool berth_process_unwanted(const struct berth_flight *flight);
 uint64_t berth_process_load_ns_max(const struct berth_process_worker *worker);
 
 /* process_answers.c. Takes worker->message, an ANSWER, EVENT or DONE. An error is the child's

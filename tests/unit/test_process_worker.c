@@ -610,6 +610,10 @@ static void what_a_model_promises_is_looked_for(void **state)
         {"same-twice", "'OUTPUT0' twice", false},
         {"missing", "without output 'OUTPUT0'", true},
         {"nothing", "ended a row without an answer", true},
+        {"cancels-row", "cancelled what somebody waits for", false},
+        {"cancels-row", "cancelled what somebody waits for", true},
+        {"cancels-all", "cancelled what somebody waits for", false},
+        {"cancels-slot", "cancelled what somebody waits for", true},
     };
     for (size_t i = 0; i < BERTH_COUNT_OF(answers); i++) {
         struct stand stand;
@@ -855,6 +859,8 @@ static void destroy_gives_everything_back(void **state)
 static struct berth_wire_writer out;
 static struct berth_wire_message in;
 
+static bool is_step; /* the message whose row it is */
+
 static void say(void)
 {
     if (berth_wire_send(3, &out, true) != BERTH_WIRE_OK) {
@@ -862,10 +868,10 @@ static void say(void)
     }
 }
 
-static void say_done(uint64_t id, uint32_t instances, uint32_t slots)
+static void say_end(uint64_t id, enum berth_code code, uint32_t instances, uint32_t slots)
 {
     berth_wire_begin(&out, BERTH_WIRE_DONE, id);
-    berth_wire_put_u32(&out, BERTH_OK);
+    berth_wire_put_err(&out, &(struct berth_err){.code = code, .msg = "so it is"});
     for (int i = 0; i < 3; i++) {
         berth_wire_put_u64(&out, UINT64_MAX);
     }
@@ -874,6 +880,11 @@ static void say_done(uint64_t id, uint32_t instances, uint32_t slots)
     berth_wire_put_u32(&out, 0);
     berth_wire_put_u32(&out, 0);
     say();
+}
+
+static void say_done(uint64_t id, uint32_t instances, uint32_t slots)
+{
+    say_end(id, BERTH_OK, instances, slots);
 }
 
 static void put_like(const char *name, uint32_t dtype, uint64_t bytes)
@@ -965,6 +976,32 @@ static void answer_twice(uint64_t id)
     say_done(id, 1, 1);
 }
 
+/* A row, one that has a slot, or the whole message: CANCELLED, which nobody asked for. */
+static void cancel_unasked(uint64_t id, bool row, bool slot)
+{
+    static const struct berth_err cancelled = {.code = BERTH_CANCELLED, .msg = "so it is"};
+    static const struct berth_err fine = {.code = BERTH_OK};
+    berth_wire_begin(&out, BERTH_WIRE_ANSWER, id);
+    berth_wire_put_u32(&out, 0);
+    berth_wire_put_u32(&out, 0);
+    berth_wire_put_err(&out, row ? &cancelled : &fine);
+    if (!row && !is_step) {
+        berth_wire_put_u32(&out, 1);
+        put_like("OUTPUT0", BERTH_DTYPE_FP32, 16);
+        put_inside();
+    }
+    say();
+    if (slot) {
+        berth_wire_begin(&out, BERTH_WIRE_EVENT, id);
+        berth_wire_put_u32(&out, 0);
+        berth_wire_put_u32(&out, 1);
+        berth_wire_put_u32(&out, 0);
+        berth_wire_put_err(&out, &cancelled);
+        say();
+    }
+    say_end(id, row || slot ? BERTH_OK : BERTH_CANCELLED, 1, 1);
+}
+
 static void answer_by_fd(uint64_t id, int fd, uint64_t offset)
 {
     begin_answer(id, 0, "OUTPUT0", BERTH_DTYPE_FP32, 400000);
@@ -977,8 +1014,6 @@ static void answer_by_fd(uint64_t id, int fd, uint64_t offset)
     berth_wire_put_u64(&out, offset);
     say();
 }
-
-static bool is_step; /* the message whose row it is */
 
 static void lie_about_row(const char *lie, uint64_t id)
 {
@@ -1005,6 +1040,8 @@ static void lie_about_row(const char *lie, uint64_t id)
         answer_flat(id);
     } else if (strcmp(lie, "same-twice") == 0) {
         answer_twice(id);
+    } else if (strncmp(lie, "cancels-", 8) == 0) {
+        cancel_unasked(id, strcmp(lie, "cancels-row") == 0, strcmp(lie, "cancels-slot") == 0);
     } else if (strcmp(lie, "alive") == 0) {
         berth_wire_begin(&out, BERTH_WIRE_ALIVE, id); /* of a run */
         say();
