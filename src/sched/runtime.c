@@ -7,6 +7,7 @@
  */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "sched/controller.h"
@@ -19,6 +20,8 @@ static void answer_waiting(struct berth_runtime *runtime, const struct berth_err
 static void refuse(struct berth_ticket *ticket, enum berth_code code, uint32_t retry_ms,
                    const char *text);
 static void try_after(struct berth_runtime *runtime, const struct berth_err *err);
+static void fail_load(struct berth_err *err, enum berth_code code, const char *name,
+                      const char *why);
 static bool is_wanted(const struct berth_runtime *runtime);
 static bool asks_for_gpu(const struct berth_model_spec *spec);
 
@@ -51,8 +54,7 @@ enum berth_code berth_runtime_judge(struct berth_model *model, uint64_t now_ns,
         return BERTH_OK;
     }
     berth_model_reason(model, reason, sizeof(reason));
-    (void)berth_fail(err, BERTH_UNAVAILABLE, "model '%.80s' could not be loaded: %.130s",
-                     model->name, reason);
+    fail_load(err, BERTH_UNAVAILABLE, model->name, reason);
     if (err != NULL && t_retry_ns != UINT64_MAX) {
         err->retry_after_ms = berth_retry_ms(1, t_retry_ns - now_ns);
     }
@@ -202,8 +204,7 @@ void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err 
     struct berth_sched *sched = runtime->sched;
     struct berth_err out = {0};
     runtime->promised = false;
-    (void)berth_fail(&out, err->code, "model '%.80s' could not be loaded: %.130s", model->name,
-                     err->msg);
+    fail_load(&out, err->code, model->name, err->msg);
     out.retry_after_ms = err->retry_after_ms;
     if (!refused) { /* R9 */
         uint32_t doublings = runtime->failures < BACKOFF_DOUBLINGS_MAX ? runtime->failures
@@ -326,6 +327,26 @@ static void try_after(struct berth_runtime *runtime, const struct berth_err *err
 }
 
 /* By a request, an operation, a client that was told to come again, or a decision. */
+/* An engine's error tells of which model it is; here that has been said. */
+static void fail_load(struct berth_err *err, enum berth_code code, const char *name,
+                      const char *why)
+{
+    char told[BERTH_MODEL_NAME_MAX + 16];
+    int length = snprintf(told, sizeof(told), "model '%s'", name);
+    const char *said = strstr(why, told);
+    const char *rest = said == NULL ? "" : said + length;
+    if (said == why && (strncmp(rest, ": ", 2) == 0 || strncmp(rest, " on ", 4) == 0)) {
+        (void)berth_fail(err, code, "model '%.80s' could not be loaded%.140s", name, rest);
+    } else if (said == why) {
+        (void)berth_fail(err, code, "model '%.80s' could not be loaded: it%.140s", name, rest);
+    } else if (said != NULL && said - why > 4 && strncmp(said - 4, " of ", 4) == 0) {
+        (void)berth_fail(err, code, "model '%.80s' could not be loaded: %.*s%.130s", name,
+                         (int)(said - 4 - why), why, rest);
+    } else {
+        (void)berth_fail(err, code, "model '%.80s' could not be loaded: %.130s", name, why);
+    }
+}
+
 static bool is_wanted(const struct berth_runtime *runtime)
 {
     return !berth_list_empty(&runtime->waiting) || !berth_list_empty(&runtime->waits) ||

@@ -108,6 +108,36 @@ static void fail_load(struct rig *rig, const char *why)
     rig_finish(rig, BERTH_WORKER_LOAD, RIG_MS);
 }
 
+static void failed_load_names_its_model_once(void **state)
+{
+    static const struct {
+        const char *why, *told;
+    } cases_of[] = {
+        {"bad file", "model 'a' could not be loaded: bad file"},
+        {"model 'a': bad file", "model 'a' could not be loaded: bad file"},
+        {"model 'a' on cpu:0: bad file", "model 'a' could not be loaded on cpu:0: bad file"},
+        {"model 'a' has changed", "model 'a' could not be loaded: it has changed"},
+        {"parameter 'p' of model 'a' is 0", "model 'a' could not be loaded: parameter 'p' is 0"},
+        {"no memory for model 'ab'", "model 'a' could not be loaded: no memory for model 'ab'"},
+    };
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases_of); i++) {
+        struct rig rig;
+        struct rig_client client;
+        struct berth_err err = {0};
+        rig_open(&rig);
+        rig_begin(&rig);
+        struct berth_model *model = rig_put(&rig, rig_spec("a"));
+        rig_ask(&rig, &client, model);
+        fail_load(&rig, cases_of[i].why);
+        assert_string_equal(client.msg, cases_of[i].told);
+        assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_UNAVAILABLE);
+        assert_string_equal(err.msg, cases_of[i].told);
+        rig_leave(&client);
+        rig_drop(model);
+        rig_close(&rig);
+    }
+}
+
 static void failed_load_backs_off(void **state)
 {
     struct rig rig;
@@ -790,6 +820,7 @@ int main(void)
         cmocka_unit_test(load_is_single_flight),
         cmocka_unit_test(cold_wait_ends_in_retry_after),
         cmocka_unit_test(no_cold_wait_refuses_and_loads),
+        cmocka_unit_test(failed_load_names_its_model_once),
         cmocka_unit_test(failed_load_backs_off),
         cmocka_unit_test(deadlines_are_exact),
         cmocka_unit_test(cancel_at_every_stage),
