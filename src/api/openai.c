@@ -15,6 +15,7 @@
 
 #define FIELD_MAX (64u << 10)
 #define PARAMS_MAX 8
+#define PATH_BYTES 4096 /* of a name sent in a file's place */
 #define RATE 16000
 
 /* One transcription or translation under way. */
@@ -299,6 +300,11 @@ static void on_decoded(struct berth_post *post)
     struct berth_media_job *job = BERTH_CONTAINER_OF(post, struct berth_media_job, post);
     struct berth_call *call = job->state;
     struct berth_err err = job->err;
+    const struct berth_multipart_part *file = ((struct speech *)call->state)->file;
+    if (err.code == BERTH_MEDIA && !file->has_filename && file->length < PATH_BYTES) {
+        size_t used = strlen(err.msg); /* curl sends the path itself when its @ was forgotten */
+        snprintf(err.msg + used, sizeof(err.msg) - used, "; did you mean file=@PATH?");
+    }
     call->request->media = job->out;
     call->request->stamps.t_decoded_ns = berth_clock_now_ns();
     berth_slabs_give(call->request->slabs, &call->request->body);

@@ -185,6 +185,16 @@ def test_bad_forms(speech_server, name, body, content_type, status):
     assert speech_server.get("/health")[0] == 200
 
 
+def test_forgotten_at_sign_is_told(speech_server):
+    body = form(("model", MODEL.encode()), ("file", b"two_cities.wav"))
+    got, error = post(speech_server, body.replace(b'; filename="a.wav"', b""))
+    assert got == 415 and error["message"].endswith("did you mean file=@PATH?")
+    got, error = post(speech_server, body)
+    assert got == 415 and "@PATH" not in error["message"]
+    body = form(("model", MODEL.encode()), ("file", wav(1)))
+    assert post(speech_server, body.replace(b'; filename="a.wav"', b""))[0] == 200
+
+
 @pytest.mark.parametrize("name", ["model", "response_format", "temperature", "stream", "timestamp_granularities[]",
                                   "language", "prompt"])
 @pytest.mark.parametrize("value", [b"\0", b"en\0de", b"\xff", b"x" * 1000000])
