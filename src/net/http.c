@@ -300,8 +300,12 @@ static enum berth_code split_address(const char *address, char *host, char *port
         colon = NULL; /* an IPv6 address without its brackets */
     }
     size_t digits = colon == NULL ? 0 : strspn(colon + 1, "0123456789");
-    if (digits == 0 || digits > 5 || colon[1 + digits] != '\0' || start == end ||
-        end - start >= HOST_MAX || strtoul(colon + 1, NULL, 10) > UINT16_MAX) {
+    bool whole = digits > 0 && colon[1 + digits] == '\0' && start != end;
+    if (whole && (digits > 5 || strtoul(colon + 1, NULL, 10) > UINT16_MAX)) {
+        return berth_fail_field(err, BERTH_INVALID, "listen",
+                                "cannot listen on %s: its port is past 65535", address);
+    }
+    if (!whole || end - start >= HOST_MAX) {
         return berth_fail_field(err, BERTH_INVALID, "listen",
                                 "cannot listen on %s: not ADDR:PORT or [ADDR]:PORT", address);
     }

@@ -745,6 +745,9 @@ static void test_listen(void **state)
             fail_msg("listens on %s", wrong[i]);
         }
         assert_non_null(strstr(err.msg, wrong[i]));
+        bool past = strcmp(wrong[i], "127.0.0.1:70000") == 0 ||
+                    strcmp(wrong[i], "127.0.0.1:123456") == 0;
+        assert_int_equal(strstr(err.msg, "port is past 65535") != NULL, past);
     }
     script_stop(&script);
 }
