@@ -79,6 +79,9 @@ struct berth_instance;
 
 struct berth_engine_ops {
     const char *name; /* value of the spec's engine */
+    /* Optional. Parameters of the config that the engine reads, ended by NULL; others are warned
+     * of and ignored. Without the list none is warned of. */
+    const char *const *parameters;
     /* Optional. Once a process, before any other call; finish at its end. */
     enum berth_code (*start)(const struct berth_engine_env *env, struct berth_err *err);
     void (*finish)(void);

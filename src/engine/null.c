@@ -452,6 +452,8 @@ static bool is_cancelled(const struct berth_request *request)
 
 const struct berth_engine_ops berth_engine_null = {
     .name = "null",
+    .parameters = (const char *const[]){"sleep_ms", "sleep_ms_load", "step_ms", "steps", "bytes",
+                                        "fail_load", "fail_run", NULL},
     .describe = describe,
     .model_attach = model_attach,
     .model_detach = model_detach,

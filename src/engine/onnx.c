@@ -632,6 +632,7 @@ static void part_clear(struct berth_row *row)
 
 const struct berth_engine_ops berth_engine_onnx = {
     .name = "onnx",
+    .parameters = (const char *const[]){NULL},
     .start = start,
     .finish = berth_ort_finish,
     .describe = berth_onnx_describe,

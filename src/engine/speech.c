@@ -83,21 +83,23 @@ enum berth_code berth_speech_describe(struct berth_model_spec *spec, struct bert
     return BERTH_OK;
 }
 
-enum berth_code berth_speech_parameter(const struct berth_model_spec *spec, const char *key,
-                                       uint64_t max, uint64_t *inout, struct berth_err *err)
+enum berth_code berth_speech_parameter(const struct berth_model_spec *spec,
+                                       const struct berth_speech_range *range, uint64_t *inout,
+                                       struct berth_err *err)
 {
-    const char *text = berth_spec_parameter(spec, key, NULL);
+    const char *text = berth_spec_parameter(spec, range->key, NULL);
     char *end = NULL;
     if (text == NULL) {
         return BERTH_OK;
     }
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
-    if (errno != 0 || end == text || *end != '\0' || value == 0 || value > max ||
-        text[0] == '-') {
+    if (errno != 0 || end == text || *end != '\0' || value < range->min ||
+        value > range->max || text[0] == '-') {
         return berth_fail(err, BERTH_INVALID,
-                          "parameter '%s' of model '%s' is '%.40s'; it takes 1 to %" PRIu64, key,
-                          spec->name, text, max);
+                          "parameter '%s' of model '%s' is '%.40s'; it takes %" PRIu64
+                          " to %" PRIu64,
+                          range->key, spec->name, text, range->min, range->max);
     }
     *inout = value;
     return BERTH_OK;
@@ -107,7 +109,8 @@ enum berth_code berth_speech_slots(const struct berth_model_spec *spec, uint32_t
                                    uint32_t *inout, struct berth_err *err)
 {
     uint64_t count = spec->batch_size_max > 0 ? spec->batch_size_max : *inout;
-    BERTH_TRY(berth_speech_parameter(spec, "slots", max, &count, err));
+    BERTH_TRY(berth_speech_parameter(
+        spec, &(struct berth_speech_range){.key = "slots", .min = 1, .max = max}, &count, err));
     *inout = count < max ? (uint32_t)count : max;
     return BERTH_OK;
 }

@@ -21,9 +21,16 @@
 /* Checks the inputs that the config lists, and sets inputs and outputs. */
 enum berth_code berth_speech_describe(struct berth_model_spec *spec,
                                       struct berth_err *err) BERTH_MUST_USE;
-/* A parameter of the config that is a whole number from 1 to max; fallback where it is missing. */
-enum berth_code berth_speech_parameter(const struct berth_model_spec *spec, const char *key,
-                                       uint64_t max, uint64_t *inout,
+/* A parameter of the config that is a whole number, and the numbers it takes. */
+struct berth_speech_range {
+    const char *key;
+    uint64_t min;
+    uint64_t max;
+};
+
+/* *inout stays where the parameter is missing. */
+enum berth_code berth_speech_parameter(const struct berth_model_spec *spec,
+                                       const struct berth_speech_range *range, uint64_t *inout,
                                        struct berth_err *err) BERTH_MUST_USE;
 /* Rows at a time: the parameter `slots`, else max_batch_size, else *inout; at most max. */
 enum berth_code berth_speech_slots(const struct berth_model_spec *spec, uint32_t max,

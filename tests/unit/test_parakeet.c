@@ -308,6 +308,9 @@ static void test_parameters(void **state)
         if (code != cases_of[i].code) {
             fail_msg("%s %s: %s", parameter.key, parameter.value, err.msg);
         }
+        if (code != BERTH_OK && strcmp(parameter.key, "window_seconds") == 0) {
+            assert_non_null(strstr(err.msg, "it takes 4 to 120"));
+        }
         rig_close(&rig);
     }
 }

@@ -137,19 +137,12 @@ struct choices {
 static enum berth_code read_choices(const struct berth_model_spec *spec, struct choices *out,
                                     struct berth_err *err)
 {
+    static const struct berth_speech_range windows = {
+        .key = "window_seconds", .min = WINDOW_SECONDS_MIN, .max = WINDOW_SECONDS_MAX};
     out->slot_count = is_cuda() ? SLOTS_CUDA : SLOTS_CPU;
     out->window_seconds = WINDOW_SECONDS;
     BERTH_TRY(berth_speech_slots(spec, SLOTS_MAX, &out->slot_count, err));
-    BERTH_TRY(berth_speech_parameter(spec, "window_seconds", WINDOW_SECONDS_MAX,
-                                     &out->window_seconds, err));
-    if (out->window_seconds < WINDOW_SECONDS_MIN) {
-        return berth_fail(err, BERTH_INVALID,
-                          "parameter 'window_seconds' of model '%s' is %" PRIu64
-                          "; it takes %d to %d",
-                          spec->name, out->window_seconds, WINDOW_SECONDS_MIN,
-                          WINDOW_SECONDS_MAX);
-    }
-    return BERTH_OK;
+    return berth_speech_parameter(spec, &windows, &out->window_seconds, err);
 }
 
 /* Codes that this server knows, with commas between; the parameter, or what the vocabulary tells.
@@ -1057,6 +1050,8 @@ static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
 
 const struct berth_engine_ops berth_engine_parakeet = {
     .name = "parakeet",
+    .parameters =
+        (const char *const[]){"slots", "window_seconds", "precision", "languages", NULL},
     .start = start,
     .finish = finish,
     .describe = describe,

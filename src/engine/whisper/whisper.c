@@ -682,6 +682,7 @@ static enum berth_code step(struct berth_instance *instance, uint64_t budget_ns,
 
 const struct berth_engine_ops berth_engine_whisper = {
     .name = "whisper",
+    .parameters = (const char *const[]){"slots", NULL},
     .start = start,
     .finish = berth_ort_finish,
     .describe = describe,
