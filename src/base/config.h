@@ -55,7 +55,7 @@ enum berth_command {
     X(STRING, errors, "errors", BERTH_CMD_SERVE, "triton", 0, 0,                                   \
       "KServe status codes: triton (as Triton answers) or typed (the honest ones)")                \
     X(STRING, tls_cert, "tls-cert", BERTH_CMD_SERVE, "", 0, 0,                                     \
-      "PEM certificate chain; with it TLS")                                                        \
+      "PEM certificate chain for TLS; needs --tls-key")                                            \
     X(STRING, tls_key, "tls-key", BERTH_CMD_SERVE, "", 0, 0, "PEM private key of --tls-cert")      \
     X(COUNT, net_threads, "net-threads", BERTH_CMD_SERVE, "0", 0, 256,                             \
       "threads that serve connections; 0: one for each two cores, at most 8")                      \

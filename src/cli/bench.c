@@ -318,16 +318,21 @@ static void report(const struct bench *bench, const struct berth_load_result *re
     /* CPU time covers warm-up too, so it is shared among all requests of the whole run. */
     double share = seconds / (seconds + (double)bench->config->warmup / 1e9);
     json_t *root = json_pack(
-        "{s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "requests_per_s",
+        "{s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "requests_per_s",
         (double)good / seconds, "answered", (json_int_t)result->answered, "broken",
         (json_int_t)result->broken, "unsent", (json_int_t)result->unsent, "mean_ms",
         good == 0 ? 0.0 : (double)latency->sum / (double)good / 1e3, "p50_ms",
         (double)berth_hist_quantile(latency, 0.5) / 1e3, "p90_ms",
         (double)berth_hist_quantile(latency, 0.9) / 1e3, "p99_ms",
         (double)berth_hist_quantile(latency, 0.99) / 1e3, "p999_ms",
-        (double)berth_hist_quantile(latency, 0.999) / 1e3, "max_ms", (double)latency->max / 1e3,
-        "audio_per_s", audio_s / seconds, "cpu_ms_per_request",
-        good == 0 ? 0.0 : cpu_s * share * 1e3 / (double)good);
+        (double)berth_hist_quantile(latency, 0.999) / 1e3, "max_ms", (double)latency->max / 1e3);
+    if (bench->seconds[0] > 0) { /* recordings */
+        json_object_set_new(root, "audio_per_s", json_real(audio_s / seconds));
+    }
+    if (bench->config->pid != 0 && good > 0) {
+        json_object_set_new(root, "cpu_ms_per_request",
+                            json_real(cpu_s * share * 1e3 / (double)good));
+    }
     json_t *statuses = json_object();
     for (int i = 0; i < BERTH_LOAD_STATUS_MAX; i++) {
         if (result->statuses[i] > 0) {

@@ -29,11 +29,14 @@ int berth_cli_models(const struct berth_config *config)
                                                                : list_folder(config);
 }
 
-static int show(const struct berth_config *config, json_t *rows)
+/* where: for people, when there are none. */
+static int show(const struct berth_config *config, json_t *rows, const char *where)
 {
     if (config->json) {
         json_dumpf(rows, stdout, JSON_INDENT(2));
         puts("");
+    } else if (json_array_size(rows) == 0) {
+        printf("%s holds no model\n", where);
     } else {
         print_table(rows);
     }
@@ -52,7 +55,7 @@ static int list_folder(const struct berth_config *config)
     }
     berth_repo_run(repo, &job);
     int status = job.err.code == BERTH_OK && describe(&job, &job.err) == BERTH_OK
-                     ? show(config, folder_json(&job))
+                     ? show(config, folder_json(&job), path)
                      : berth_cli_fail(&job.err);
     berth_repo_job_finish(&job);
     berth_repo_close(repo);
@@ -67,7 +70,7 @@ static int list_server(const struct berth_config *config)
     int status = 1;
     if (fetch_json(config, "/v2/repository/index", "{\"device\":true}", &index, &err) == BERTH_OK &&
         fetch_json(config, "/v2/models/stats", NULL, &stats, &err) == BERTH_OK) {
-        status = show(config, server_json(index, stats));
+        status = show(config, server_json(index, stats), config->server);
     } else {
         berth_cli_fail(&err);
     }

@@ -112,7 +112,12 @@ static enum berth_code check_options(const struct berth_config *config, struct b
                           config->errors);
     }
     if (config->tls_key[0] != '\0' && config->tls_cert[0] == '\0') {
-        return berth_fail(err, BERTH_INVALID, "--tls-key without --tls-cert encrypts nothing");
+        return berth_fail(err, BERTH_INVALID,
+                          "--tls-key is given, --tls-cert is missing: TLS needs both");
+    }
+    if (config->tls_cert[0] != '\0' && config->tls_key[0] == '\0') {
+        return berth_fail(err, BERTH_INVALID,
+                          "--tls-cert is given, --tls-key is missing: TLS needs both");
     }
     return BERTH_OK;
 }

@@ -17,6 +17,7 @@
 #include "base/log.h"
 
 #define PLACE_BYTES 160
+#define NAMES_BYTES 160
 #define MAP_ENTRIES_MAX 4096
 
 static enum berth_code check_message(struct berth_config_node *message,
@@ -98,6 +99,39 @@ enum berth_code berth_config_fail(const struct berth_config_node *node,
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     return berth_fail(err, BERTH_INVALID, "%s: %s", where, text);
+}
+
+void berth_config_check_parameters(const struct berth_model_spec *spec, const char *const *known)
+{
+    char label[PLACE_BYTES - 24], where[PLACE_BYTES];
+    char names[NAMES_BYTES] = "";
+    for (size_t i = 0; known[i] != NULL; i++) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof(names) - used, "%s%s", i == 0 ? " (known: " : ", ", known[i]);
+    }
+    if (known[0] != NULL) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof(names) - used, ")");
+    }
+    for (const struct berth_config_node *entry =
+             spec->quiet ? NULL : berth_config_find(spec->config, "parameters");
+         entry != NULL; entry = berth_config_again(entry)) {
+        const char *name = berth_config_string(entry, "key");
+        size_t i = 0;
+        while (known[i] != NULL && strcmp(known[i], name) != 0) {
+            i++;
+        }
+        if (known[i] == NULL) {
+            const struct berth_config_node *key = berth_config_find(entry, "key");
+            struct berth_config_source source = {.label = label};
+            snprintf(label, sizeof(label),
+                     entry->line > 0 ? "%.100s/config.pbtxt" : "config given for '%.100s'",
+                     spec->name);
+            place(key == NULL ? entry : key, &source, where);
+            berth_log_warn("repo", 0, "%s: engine '%s' has no parameter '%.100s'; it is ignored%s",
+                           where, spec->engine, name, names);
+        }
+    }
 }
 
 const struct berth_config_node *berth_config_find(const struct berth_config_node *message,

@@ -97,6 +97,8 @@ struct berth_config_source {
 enum berth_code berth_config_check(struct berth_config_node *root,
                                    const struct berth_config_source *source,
                                    struct berth_err *err) BERTH_MUST_USE;
+/* Warns of each parameter whose key is not in known (ended by NULL), unless the spec is quiet. */
+void berth_config_check_parameters(const struct berth_model_spec *spec, const char *const *known);
 /* INVALID: "label:line:column: text". */
 enum berth_code berth_config_fail(const struct berth_config_node *node,
                                   const struct berth_config_source *source, struct berth_err *err,

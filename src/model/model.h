@@ -115,6 +115,7 @@ struct berth_model_spec {
     uint64_t batch_size_max;         /* 0: no batch dimension */
     bool batch_size_set;             /* the config says so; describe does not choose */
     bool batching_set;               /* the config chooses a scheduler */
+    bool quiet;                      /* the config's warnings were given for another spec */
     struct berth_io *inputs;
     size_t input_count;
     struct berth_io *outputs;

@@ -108,6 +108,7 @@ enum berth_code berth_model_config_read(const struct berth_model_config *config,
     *policy = (struct berth_version_policy){.kind = BERTH_VERSIONS_LATEST, .latest_count = 1};
     spec->backend = spec->platform = spec->default_model_filename = "";
     spec->task = "";
+    spec->quiet = config->quiet;
     if (config->text != NULL) {
         BERTH_TRY(tree_read(config, &mapping, &root));
         BERTH_TRY(berth_config_check(root, &mapping.source, err));

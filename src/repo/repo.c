@@ -145,6 +145,11 @@ void berth_repo_close(struct berth_repo *repo)
     berth_free(repo);
 }
 
+const char *berth_repo_path(const struct berth_repo *repo)
+{
+    return repo->path;
+}
+
 void berth_repo_submit(struct berth_repo *repo, struct berth_repo_job *job)
 {
     berth_queue_post(&repo->jobs, &job->post.link);
@@ -439,6 +444,7 @@ static enum berth_code versions_serve(struct reading *reading, struct berth_err 
     struct berth_model_spec *spec = NULL;
     bool no_files = reading->version_count == 0 && !reading->plain;
     size_t served = 0;
+    bool told = false;
     BERTH_TRY(spec_read(reading, reading->versions[0], &policy, &spec, err));
     bool needs_files = strcmp(spec->engine, "null") != 0;
     if (no_files && needs_files) {
@@ -464,8 +470,12 @@ static enum berth_code versions_serve(struct reading *reading, struct berth_err 
         if (code == BERTH_OK) {
             served++;
             found->err = wrong;
-            found->spec = wrong.code == BERTH_OK ? one : NULL;
-            one = wrong.code == BERTH_OK ? NULL : one;
+            if (wrong.code == BERTH_OK) {
+                one->quiet = told; /* what describe warns of is the same for all versions */
+                told = true;
+                found->spec = one;
+                one = NULL;
+            }
         }
         berth_spec_release(one);
     }

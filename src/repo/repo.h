@@ -46,6 +46,7 @@ enum berth_code berth_repo_open(const char *path, struct berth_repo **out,
                                 struct berth_err *err) BERTH_MUST_USE;
 /* NULL is fine; jobs under way are finished first. */
 void berth_repo_close(struct berth_repo *repo);
+const char *berth_repo_path(const struct berth_repo *repo); /* as long as it is open */
 void berth_repo_submit(struct berth_repo *repo, struct berth_repo_job *job); /* lends job */
 void berth_repo_job_finish(struct berth_repo_job *job); /* frees the results */
 /* The same at once, on the caller's thread (command line, tests). */

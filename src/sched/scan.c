@@ -136,6 +136,10 @@ static void apply(struct berth_op *op)
             apply_found(op, &job->found[i]);
         }
         unlist_missing(op);
+        if (op->at_start && job->kind == BERTH_REPO_SCAN && job->found_count == 0) {
+            berth_log_warn("repo", 0, "%s holds no model: a model is a folder in it",
+                           berth_repo_path(op->sched->options.repo));
+        }
     }
     berth_repo_job_finish(job);
     job->found = NULL;

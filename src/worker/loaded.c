@@ -54,6 +54,9 @@ enum berth_code berth_loaded_describe(const struct berth_engine_ops *engine,
         return BERTH_OK;
     }
     BERTH_TRY(engine->describe(spec, err));
+    if (engine->parameters != NULL) {
+        berth_config_check_parameters(spec, engine->parameters);
+    }
     char *config_json = berth_spec_config_json(spec); /* with what describe completed */
     if (config_json == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the config of '%s'", spec->name);

@@ -2,11 +2,12 @@
 
 import json
 import subprocess
+import time
 import urllib.request
 
 import pytest
 
-from conftest import BERTH, DATA, word_errors, words_of
+from conftest import BERTH, DATA, IDENTITY, word_errors, words_of
 
 
 def berth(*arguments, check=True):
@@ -30,7 +31,9 @@ def test_help_names_every_command():
     (["serve", "--models", ".", "--queue-max", "0"], "queue-max"),
     (["serve", "--models", ".", "--listen", "nowhere"], "nowhere"),
     (["serve", "models"], "'models'"), (["doctor", "now"], "'now'"),
-    (["serve", "--models", ".", "--tls-key", "key.pem"], "--tls-cert"),
+    (["serve", "--models", ".", "--tls-key", "key.pem"], "--tls-cert is missing"),
+    (["serve", "--models", ".", "--tls-cert", "cert.pem"], "--tls-key is missing"),
+    (["serve", "--models", ".", "--listen", "127.0.0.1:99999"], "port is past 65535"),
     (["serve", "--models", ".", "--errors", "some"], "some"),
 ])
 def test_mistakes_are_told(arguments, says):
@@ -97,6 +100,35 @@ def test_devices_are_told(null_models, serve):
     assert server.metric("nv_inference_count", 'model="identity",version="1"}') == 1
 
 
+@pytest.mark.parametrize("flags", [[], ["--cpu-worker=process"]])
+def test_parameters_that_no_engine_reads_are_warned_of_once(tmp_path, serve, flags):
+    for version in ("1", "2"):
+        (tmp_path / "models" / "m" / version).mkdir(parents=True)
+    (tmp_path / "models" / "m" / "config.pbtxt").write_text(
+        IDENTITY + 'version_policy { all {} }\nparameters { key: "sleep_ms" value { string_value: "1" } }\n'
+        'parameters { key: "sleeps_ms" value { string_value: "1" } }\n')
+    with open(tmp_path / "log", "w", encoding="utf-8") as log:
+        server = serve(tmp_path / "models", "--model-control-mode=none", *flags, stderr=log)
+        server.wait_metric("berth_model_warm", 1, 'model="m",version="1"')
+        server.wait_metric("berth_model_warm", 1, 'model="m",version="2"')
+        server.stop()
+    lines = [line for line in (tmp_path / "log").read_text().splitlines() if "has no parameter" in line]
+    assert len(lines) == 1 and "m/config.pbtxt:8:14: engine 'null' has no parameter 'sleeps_ms'" in lines[0], lines
+    assert "it is ignored (known: sleep_ms, " in lines[0]
+
+
+def test_empty_repository_is_told(tmp_path, serve):
+    (tmp_path / "models").mkdir()
+    with open(tmp_path / "log", "w", encoding="utf-8") as log:
+        server = serve(tmp_path / "models", "--model-control-mode=poll", "--repository-poll=100ms", stderr=log)
+        time.sleep(0.5)
+        assert berth("models", "--server", server.url).stdout == f"{server.url} holds no model\n"
+        server.stop()
+    assert (tmp_path / "log").read_text().count(f"{tmp_path / 'models'} holds no model") == 1
+    assert berth("models", "--models", tmp_path / "models").stdout == f"{tmp_path / 'models'} holds no model\n"
+    assert json.loads(berth("models", "--models", tmp_path / "models", "--json").stdout) == []
+
+
 def test_models_tells_what_is_wrong(tmp_path):
     (tmp_path / "text" / "1").mkdir(parents=True)
     (tmp_path / "text" / "1" / "model.onnx").write_text("hello")
@@ -148,4 +180,8 @@ def test_bench(null_models, serve):
                                   "--pid", server.pid, *flags).stdout)
         assert set(result["statuses"]) == {"200"} and result["broken"] == 0
         assert result["p50_ms"] <= result["p99_ms"] and result["answered"] > 50
+        assert result["cpu_ms_per_request"] > 0 and "audio_per_s" not in result
     assert 100 < result["requests_per_s"] < 300
+    text = berth("bench", "infer", "--url", server.url, "--model", "identity", "--input", "INPUT0:FP32:1,16",
+                 "--duration", "200ms", "--warmup", "10ms").stdout
+    assert "requests_per_s" in text and "cpu_ms" not in text and "audio_per_s" not in text
