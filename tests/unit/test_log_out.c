@@ -178,11 +178,11 @@ static void nobody_waits_for_who_does_not_read(void **state)
         for (uint64_t i = 0; i < 20000; i++) { /* this returns */
             put("a", i);
         }
-        assert_true(atomic_load(&dropped) > 0);
         assert_int_equal(pthread_create(&reader, NULL, read_all, &seen), 0);
         end_lines();
         pthread_join(reader, NULL);
         assert_false(seen.wrong);
+        assert_true(seen.dropped > 0); /* a terminal may have taken more meanwhile, and been told */
         assert_true(seen.lines >= CELLS);
         assert_int_equal(seen.lines + seen.dropped, 20000);
         close_sink();
