@@ -146,9 +146,14 @@ const char *berth_spec_parameter(const struct berth_model_spec *spec, const char
                                  const char *fallback);
 const struct berth_io *berth_spec_input(const struct berth_model_spec *spec, const char *name);
 const struct berth_io *berth_spec_output(const struct berth_model_spec *spec, const char *name);
-/* How many instances on a CPU device: the sum over KIND_CPU and KIND_AUTO groups, at least
- * `fallback` where no group says a count. */
-uint32_t berth_spec_instances(const struct berth_model_spec *spec, uint32_t fallback);
+/* Whether an instance group names that kind. */
+bool berth_spec_names_kind(const struct berth_model_spec *spec, enum berth_instance_kind kind);
+/* Whether it may run on a GPU. A config that names no kind leaves the choice to us, as AUTO does.
+ */
+bool berth_spec_suits_gpu(const struct berth_model_spec *spec);
+/* How many instances on a GPU, or on the CPU: the sum over groups of that kind and of KIND_AUTO,
+ * `fallback` where none says a count. */
+uint32_t berth_spec_instances(const struct berth_model_spec *spec, bool gpu, uint32_t fallback);
 
 /* States of a model on a device (src/residency/README.md). */
 #define BERTH_MODEL_STATES(X)                                                                      \

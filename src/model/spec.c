@@ -56,12 +56,28 @@ const struct berth_io *berth_spec_output(const struct berth_model_spec *spec, co
     return find_io(spec->outputs, spec->output_count, name);
 }
 
-uint32_t berth_spec_instances(const struct berth_model_spec *spec, uint32_t fallback)
+bool berth_spec_names_kind(const struct berth_model_spec *spec, enum berth_instance_kind kind)
+{
+    for (size_t i = 0; i < spec->group_count; i++) {
+        if (spec->groups[i].kind == kind) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool berth_spec_suits_gpu(const struct berth_model_spec *spec)
+{
+    return spec->group_count == 0 || berth_spec_names_kind(spec, BERTH_KIND_GPU) ||
+           berth_spec_names_kind(spec, BERTH_KIND_AUTO);
+}
+
+uint32_t berth_spec_instances(const struct berth_model_spec *spec, bool gpu, uint32_t fallback)
 {
     uint64_t count = 0;
     for (size_t i = 0; i < spec->group_count; i++) {
         enum berth_instance_kind kind = spec->groups[i].kind;
-        if (kind == BERTH_KIND_CPU || kind == BERTH_KIND_AUTO) {
+        if (kind == (gpu ? BERTH_KIND_GPU : BERTH_KIND_CPU) || kind == BERTH_KIND_AUTO) {
             count += spec->groups[i].count;
         }
     }

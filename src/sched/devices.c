@@ -192,14 +192,9 @@ static bool may_fall(const struct berth_copy *copy)
 /* Its instance groups name the GPU and nothing beside it. */
 static bool demands_gpu(const struct berth_model_spec *spec)
 {
-    bool gpu = false;
-    bool other = false;
-    for (size_t i = 0; i < spec->group_count; i++) {
-        gpu = gpu || spec->groups[i].kind == BERTH_KIND_GPU;
-        other = other || spec->groups[i].kind == BERTH_KIND_CPU ||
-                spec->groups[i].kind == BERTH_KIND_AUTO;
-    }
-    return gpu && !other;
+    return berth_spec_names_kind(spec, BERTH_KIND_GPU) &&
+           !berth_spec_names_kind(spec, BERTH_KIND_CPU) &&
+           !berth_spec_names_kind(spec, BERTH_KIND_AUTO);
 }
 
 /* Told once for each kind of reason, until the GPU takes the model again. */

@@ -23,7 +23,6 @@ static void try_after(struct berth_runtime *runtime, const struct berth_err *err
 static void fail_load(struct berth_err *err, enum berth_code code, const char *name,
                       const char *why);
 static bool is_wanted(const struct berth_runtime *runtime);
-static bool asks_for_gpu(const struct berth_model_spec *spec);
 
 struct berth_runtime *berth_runtime_of(struct berth_sched *sched, struct berth_model *model)
 {
@@ -185,7 +184,7 @@ void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy
                    model->name, model->version, copy->device->worker->device, copy->lease.bytes,
                    (copy->sched->now_ns - copy->t_load_sent_ns) / BERTH_NS_PER_MS,
                    copy->seat_count, copy->batcher->ops->name);
-    if (asks_for_gpu(copy->spec) && !copy->device->gpu && !fell) {
+    if (berth_spec_names_kind(copy->spec, BERTH_KIND_GPU) && !copy->device->gpu && !fell) {
         berth_log_warn("sched", 0, "asks for KIND_GPU and runs on the CPU model=%s", model->name);
     }
     if (old != NULL) {
@@ -326,7 +325,6 @@ static void try_after(struct berth_runtime *runtime, const struct berth_err *err
     }
 }
 
-/* By a request, an operation, a client that was told to come again, or a decision. */
 /* An engine's error tells of which model it is; here that has been said. */
 static void fail_load(struct berth_err *err, enum berth_code code, const char *name,
                       const char *why)
@@ -347,18 +345,9 @@ static void fail_load(struct berth_err *err, enum berth_code code, const char *n
     }
 }
 
+/* By a request, an operation, a client that was told to come again, or a decision. */
 static bool is_wanted(const struct berth_runtime *runtime)
 {
     return !berth_list_empty(&runtime->waiting) || !berth_list_empty(&runtime->waits) ||
            runtime->promised || runtime->keep;
-}
-
-static bool asks_for_gpu(const struct berth_model_spec *spec)
-{
-    for (size_t i = 0; i < spec->group_count; i++) {
-        if (spec->groups[i].kind == BERTH_KIND_GPU) {
-            return true;
-        }
-    }
-    return false;
 }

@@ -6,8 +6,6 @@
 
 #define INSTANCES_MAX 64
 
-static uint32_t gpu_instances(const struct berth_model_spec *spec, uint32_t fallback);
-
 void berth_worker_send(struct berth_worker *worker, struct berth_worker_msg *msg)
 {
     msg->worker = worker;
@@ -44,16 +42,10 @@ bool berth_worker_is_gpu(const struct berth_worker *worker)
     return strncmp(worker->device, "cuda", 4) == 0;
 }
 
-/* A config that names no kind leaves the choice to us, as AUTO does. A GPU that is asked for and
- * not there, or whose engine is not, is no error: the CPU serves. */
+/* A GPU that is asked for and not there, or whose engine is not, is no error: the CPU serves. */
 bool berth_worker_suits(const struct berth_worker *worker, const struct berth_model_spec *spec)
 {
-    bool gpu = berth_worker_is_gpu(worker);
-    bool kind_fits = !gpu || spec->group_count == 0;
-    for (size_t i = 0; i < spec->group_count && gpu; i++) {
-        kind_fits = kind_fits || spec->groups[i].kind == BERTH_KIND_GPU ||
-                    spec->groups[i].kind == BERTH_KIND_AUTO;
-    }
+    bool kind_fits = !berth_worker_is_gpu(worker) || berth_spec_suits_gpu(spec);
     bool engine_fits = worker->engines == NULL;
     for (size_t i = 0; worker->engines != NULL && worker->engines[i] != NULL; i++) {
         engine_fits = engine_fits ||
@@ -93,19 +85,6 @@ uint32_t berth_worker_instances(const struct berth_worker *worker,
         }
     }
     fallback = fallback == 0 ? 1 : fallback;
-    uint32_t count = berth_worker_is_gpu(worker) ? gpu_instances(spec, fallback)
-                                                 : berth_spec_instances(spec, fallback);
+    uint32_t count = berth_spec_instances(spec, berth_worker_is_gpu(worker), fallback);
     return count == 0 ? 1 : count > INSTANCES_MAX ? INSTANCES_MAX : count;
-}
-
-/* As berth_spec_instances, for a GPU. */
-static uint32_t gpu_instances(const struct berth_model_spec *spec, uint32_t fallback)
-{
-    uint64_t count = 0;
-    for (size_t i = 0; i < spec->group_count; i++) {
-        if (spec->groups[i].kind == BERTH_KIND_GPU || spec->groups[i].kind == BERTH_KIND_AUTO) {
-            count += spec->groups[i].count;
-        }
-    }
-    return count == 0 ? fallback : count < UINT32_MAX ? (uint32_t)count : UINT32_MAX;
 }

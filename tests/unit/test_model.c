@@ -72,15 +72,25 @@ static void instances(void **state)
     };
     struct berth_model_spec *spec = make_spec("m", 1);
     (void)state;
-    assert_int_equal(berth_spec_instances(spec, 5), 5);
+    assert_int_equal(berth_spec_instances(spec, false, 5), 5);
+    assert_int_equal(berth_spec_instances(spec, true, 5), 5);
+    assert_true(berth_spec_suits_gpu(spec));
     spec->groups = groups + 1;
     spec->group_count = 1;
-    assert_int_equal(berth_spec_instances(spec, 5), 5);
+    assert_int_equal(berth_spec_instances(spec, false, 5), 5);
+    assert_int_equal(berth_spec_instances(spec, true, 5), 8);
+    assert_true(berth_spec_suits_gpu(spec));
     spec->groups = groups;
     spec->group_count = 3;
-    assert_int_equal(berth_spec_instances(spec, 5), 3);
+    assert_int_equal(berth_spec_instances(spec, false, 5), 3);
+    assert_int_equal(berth_spec_instances(spec, true, 5), 9);
+    assert_true(berth_spec_names_kind(spec, BERTH_KIND_AUTO));
     spec->group_count = 4;
-    assert_int_equal(berth_spec_instances(spec, 5), UINT32_MAX);
+    assert_int_equal(berth_spec_instances(spec, false, 5), UINT32_MAX);
+    spec->group_count = 1;
+    assert_int_equal(berth_spec_instances(spec, true, 5), 5);
+    assert_false(berth_spec_suits_gpu(spec));
+    assert_false(berth_spec_names_kind(spec, BERTH_KIND_GPU));
     berth_spec_release(spec);
 }
 

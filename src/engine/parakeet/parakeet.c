@@ -189,6 +189,14 @@ static uint32_t rows_max(bool gpu, uint32_t slot_count, uint64_t seconds)
     return rows < SLOTS_MAX ? rows : SLOTS_MAX;
 }
 
+/* A bucket with the most rows it may have. */
+static struct berth_parakeet_shape largest_shape(bool gpu, uint32_t slot_count,
+                                                 const struct berth_parakeet_lengths *bucket)
+{
+    return (struct berth_parakeet_shape){
+        .rows = rows_max(gpu, slot_count, bucket->samples / BERTH_SPEECH_RATE), .padded = *bucket};
+}
+
 /* Returns how many; the last is of the longest window. */
 static uint32_t fill_buckets(uint64_t window_seconds, struct berth_parakeet_lengths *out)
 {
@@ -215,34 +223,12 @@ static uint64_t kept_runs_bytes(const struct berth_parakeet_ops *ops,
     return most;
 }
 
-/* Each bucket with the most rows it may have. */
-static uint32_t largest_shapes(bool gpu, const struct choices *choices,
-                               struct berth_parakeet_shape *out)
-{
-    struct berth_parakeet_lengths buckets[BUCKETS_MAX];
-    uint32_t count = fill_buckets(choices->window_seconds, buckets);
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t seconds = buckets[i].samples / BERTH_SPEECH_RATE;
-        out[i] = (struct berth_parakeet_shape){
-            .rows = rows_max(gpu, choices->slot_count, seconds), .padded = buckets[i]};
-    }
-    return count;
-}
-
 /* Instances that a device of that kind gets: what the config says, else what its worker does. */
 static uint32_t instance_count(const struct berth_model_spec *spec, bool gpu)
 {
-    uint64_t count = 0;
-    for (size_t i = 0; i < spec->group_count; i++) {
-        enum berth_instance_kind kind = spec->groups[i].kind;
-        if (kind == BERTH_KIND_AUTO || kind == (gpu ? BERTH_KIND_GPU : BERTH_KIND_CPU)) {
-            count += spec->groups[i].count;
-        }
-    }
-    if (count == 0) {
-        count = gpu ? INSTANCES_CUDA : environment.step_instances;
-    }
-    return count == 0 ? 1 : count < INSTANCES_MAX ? (uint32_t)count : INSTANCES_MAX;
+    uint32_t count =
+        berth_spec_instances(spec, gpu, gpu ? INSTANCES_CUDA : environment.step_instances);
+    return count == 0 ? 1 : count < INSTANCES_MAX ? count : INSTANCES_MAX;
 }
 
 /* What the model comes to hold on a device of that kind, which need not be this process': weights,
@@ -257,9 +243,11 @@ static uint64_t estimate(const struct berth_model_spec *spec, const struct choic
     const struct berth_parakeet_shape none = {.rows = 0};
     const uint32_t threads = thread_count();
     uint64_t kept = 0;
+    struct berth_parakeet_lengths buckets[BUCKETS_MAX];
     like.element = gpu ? BERTH_PARAKEET_F16 : BERTH_PARAKEET_F32;
-    uint32_t count = largest_shapes(gpu, choices, largest);
+    uint32_t count = fill_buckets(choices->window_seconds, buckets);
     for (uint32_t i = 0; i < count; i++) {
+        largest[i] = largest_shape(gpu, choices->slot_count, &buckets[i]);
         uint64_t bytes = berth_parakeet_kept_ahead(like.element, threads, config, &largest[i]);
         kept = bytes > kept ? bytes : kept;
     }
@@ -276,11 +264,7 @@ static uint64_t estimate_anywhere(const struct berth_model_spec *spec,
                                   const struct berth_parakeet_config *config,
                                   const struct berth_parakeet_ops *ops)
 {
-    bool gpu = is_cuda() || (environment.gpu && spec->group_count == 0);
-    for (size_t i = 0; i < spec->group_count && environment.gpu; i++) {
-        gpu = gpu || spec->groups[i].kind == BERTH_KIND_GPU ||
-              spec->groups[i].kind == BERTH_KIND_AUTO;
-    }
+    bool gpu = is_cuda() || (environment.gpu && berth_spec_suits_gpu(spec));
     uint64_t there = gpu ? estimate(spec, choices, config, ops, true) : 0;
     uint64_t here = is_cuda() ? 0 : estimate(spec, choices, config, ops, false);
     return there > here ? there : here;
@@ -371,8 +355,7 @@ static void make_buckets(struct berth_engine_model *model, uint64_t window_secon
 
 static uint32_t bucket_rows_max(const struct berth_engine_model *model, uint32_t bucket)
 {
-    return rows_max(is_cuda(), model->slot_count,
-                    model->buckets[bucket].samples / BERTH_SPEECH_RATE);
+    return largest_shape(is_cuda(), model->slot_count, &model->buckets[bucket]).rows;
 }
 
 /* Every bucket a run may have, in the order in which load grows. */
@@ -703,8 +686,7 @@ static enum berth_code make_parts(struct berth_instance *instance, struct berth_
     count_kept(instance);
     struct berth_parakeet_shape largest[BUCKETS_MAX];
     for (uint32_t i = 0; i < model->bucket_count; i++) {
-        largest[i] = (struct berth_parakeet_shape){.rows = bucket_rows_max(model, i),
-                                                   .padded = model->buckets[i]};
+        largest[i] = largest_shape(is_cuda(), model->slot_count, &model->buckets[i]);
     }
     instance->run_bytes_max =
         kept_runs_bytes(model->ops, &model->config, largest, model->bucket_count);
