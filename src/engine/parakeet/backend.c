@@ -5,8 +5,6 @@
 
 #include "engine/parakeet/cpu.h"
 
-#define WORKSPACE_BYTES ((uint64_t)32 << 20) /* cuda_device.h */
-
 const struct berth_parakeet_ops *berth_parakeet_backend(const char *device)
 {
     if (device == NULL || strncmp(device, "cpu:", 4) == 0) {
@@ -27,8 +25,10 @@ uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element, uint32_t
                                    const struct berth_parakeet_shape *shape)
 {
     uint64_t vectors = shape->rows * ((uint64_t)shape->padded.features + 2);
-    return element == BERTH_PARAKEET_F32 ? threads * (uint64_t)BERTH_PARAKEET_SCRATCH * 4
-                                         : WORKSPACE_BYTES + 3 * vectors * config->mels * 4;
+    if (element == BERTH_PARAKEET_F32) {
+        return threads * (uint64_t)BERTH_PARAKEET_SCRATCH * 4;
+    }
+    return BERTH_PARAKEET_CUDA_WORKSPACE_BYTES + 3 * vectors * config->mels * 4;
 }
 
 enum berth_code berth_parakeet_precision(const char *precision, const char *device,

@@ -24,6 +24,9 @@
 #include "engine/parakeet/parakeet_config.h"
 #include "engine/parakeet/weights.h"
 
+/* What CUDA's products may use beside their operands; a device has so much. */
+#define BERTH_PARAKEET_CUDA_WORKSPACE_BYTES ((size_t)32 << 20)
+
 struct berth_parakeet_device;
 
 /* A bucket: so many rows, padded to one length. */

@@ -619,13 +619,14 @@ static void run_subsampling(struct berth_parakeet_run *run)
 static void multiply(struct berth_parakeet_run *run, const struct berth_parakeet_linear *linear,
                      enum buffer in, enum buffer out, enum berth_parakeet_activation activation)
 {
+    const bool narrow = linear->scale != NULL;
     const struct berth_parakeet_linear_call call = {
         .linear = linear,
         .in = buffer(run, in),
-        .in_scale = linear->scale == NULL ? NULL : buffer(run, NORMED_SCALE),
+        .in_scale = narrow ? buffer(run, NORMED_SCALE) : NULL,
         .out = buffer(run, out),
-        .narrow = linear->scale == NULL ? NULL : buffer(run, INNER_NARROW),
-        .narrow_scale = linear->scale == NULL ? NULL : buffer(run, INNER_SCALE),
+        .narrow = narrow ? buffer(run, INNER_NARROW) : NULL,
+        .narrow_scale = narrow ? buffer(run, INNER_SCALE) : NULL,
         .scale = 1.0F,
         .activation = activation,
         .n = (uint64_t)run->shape.rows * run->shape.padded.frames,

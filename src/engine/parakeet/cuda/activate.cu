@@ -291,7 +291,7 @@ static __global__ void noise_kernel(uint32_t *words, uint64_t count, uint32_t se
         const float low = (float)(x & 0xffff) / 32768.0f - 1.0f;
         const float high = (float)(x >> 16) / 32768.0f - 1.0f;
         const float four[4] = {low, high, low + high, low - high};
-        words[at] = narrow ? pack_e4m3(four, 448.0f) : pack2(low, high);
+        words[at] = narrow ? pack_e4m3(four, BERTH_E4M3_MAX) : pack2(low, high);
     }
 }
 

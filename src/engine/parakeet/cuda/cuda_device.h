@@ -27,7 +27,6 @@ extern "C" {
 #include "engine/parakeet/backend.h"
 
 #define BERTH_PARAKEET_CUDA_GRAPHS_MAX 64
-#define BERTH_PARAKEET_CUDA_WORKSPACE_BYTES ((size_t)32 << 20)
 
 struct berth_parakeet_cuda_graph {
     uint64_t key;

@@ -13,6 +13,8 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include "engine/parakeet/e4m3.h"
+
 /* Waits until all kernels before this one have ended and their writes are seen. Every thread calls
  * it before it reads or writes memory that another kernel touches. */
 static __device__ __forceinline__ void berth_parakeet_cuda_wait(void)
@@ -94,7 +96,7 @@ static __device__ __forceinline__ float warp_max(float value)
  * number is none the quotient is none either, and if one is infinite the scale is. */
 static __device__ __forceinline__ float e4m3_scale(float largest)
 {
-    return largest > 0x1p-100f ? largest / 448.0f : 1.0f;
+    return largest > 0x1p-100f ? largest / BERTH_E4M3_MAX : 1.0f;
 }
 
 /* Four as e4m3, to the nearest (e4m3.h has the host's). */

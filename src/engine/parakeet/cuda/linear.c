@@ -36,6 +36,8 @@ struct asked {
 
 static bool well_formed(const struct berth_parakeet_linear_call *call);
 static enum berth_parakeet_cuda_operands operands_of(const struct berth_parakeet_linear_call *call);
+static struct berth_parakeet_cuda_key key_of(const struct berth_parakeet_device *device,
+                                             const struct berth_parakeet_linear_call *call);
 static float sum_factor(uint32_t in);
 static bool own(struct berth_parakeet_device *device, const struct berth_parakeet_linear_call *call,
                 bool *prepared);
@@ -105,6 +107,21 @@ static enum berth_parakeet_cuda_operands operands_of(const struct berth_parakeet
     return call->activation == BERTH_PARAKEET_SILU || few ? BARE : SCALED;
 }
 
+/* Of all that the call asks for. */
+static struct berth_parakeet_cuda_key key_of(const struct berth_parakeet_device *device,
+                                             const struct berth_parakeet_linear_call *call)
+{
+    return (struct berth_parakeet_cuda_key){.n = call->n,
+                                            .in = call->linear->in,
+                                            .out = call->linear->out,
+                                            .ordinal = device->ordinal,
+                                            .operands = operands_of(call),
+                                            .activation = call->activation,
+                                            .bias = call->linear->bias != NULL,
+                                            .residual = call->residual != NULL,
+                                            .stream = call->stream};
+}
+
 /* A power of two by which sums of so many products of e4m3 fit a half, whatever they are. */
 static float sum_factor(uint32_t in)
 {
@@ -126,23 +143,15 @@ static bool own(struct berth_parakeet_device *device, const struct berth_parakee
     struct berth_parakeet_cuda_way way;
     uint32_t variants[BERTH_PARAKEET_CUDA_PRODUCT90_MAX];
     struct asked asked = {device, call, NULL};
-    const struct berth_parakeet_cuda_race race = {
-        .key = {.n = call->n,
-                .in = call->linear->in,
-                .out = call->linear->out,
-                .ordinal = device->ordinal,
-                .operands = HALVES,
-                .activation = call->activation,
-                .bias = call->linear->bias != NULL,
-                .residual = call->residual != NULL,
-                .stream = call->stream,
-                .own = true},
+    struct berth_parakeet_cuda_race race = {
+        .key = key_of(device, call),
         .ways = ways,
         .count = (int)berth_parakeet_cuda_product90_list(device, call, variants),
         .behind = prepared != NULL,
         .run = own_run,
         .subject = &asked,
     };
+    race.key.own = true;
     for (int i = 0; i < race.count; i++) {
         ways[i] = (struct berth_parakeet_cuda_way){.variant = variants[i]};
     }
@@ -192,21 +201,19 @@ static cublasStatus_t lt_choose(struct asked *asked, bool behind,
     const bool bare = operands_of(call) == BARE;
     struct berth_parakeet_cuda_way ways[BERTH_PARAKEET_CUDA_LT_WAYS_MAX];
     struct berth_parakeet_cuda_race race = {
-        .key = {.n = call->n,
-                .in = call->linear->in,
-                .out = call->linear->out,
-                .ordinal = asked->device->ordinal,
-                .operands = operands_of(call),
-                .activation = call->activation == BERTH_PARAKEET_RELU ? BERTH_PARAKEET_RELU
-                                                                      : BERTH_PARAKEET_NONE,
-                .bias = call->linear->bias != NULL && bias_joins(call),
-                .residual = call->residual != NULL && !bare,
-                .stream = call->stream && !bare},
+        .key = key_of(asked->device, call),
         .ways = ways,
         .behind = behind,
         .run = lt_run,
         .subject = asked,
     };
+    /* The rest of the call is lt_after's. */
+    race.key.bias = race.key.bias && bias_joins(call);
+    race.key.residual = race.key.residual && !bare;
+    race.key.stream = race.key.stream && !bare;
+    if (call->activation == BERTH_PARAKEET_SILU) {
+        race.key.activation = BERTH_PARAKEET_NONE;
+    }
     const float alpha = bare ? 1.0f / sum_factor(call->linear->in) : call->scale;
     cublasStatus_t status = berth_parakeet_cuda_lt_make(&race.key, alpha, asked->lt);
     *chosen = berth_parakeet_cuda_choice_find(&race.key, way);
