@@ -139,8 +139,10 @@ static enum berth_code judge_parts(struct berth_call *call, struct berth_err *er
     return BERTH_OK;
 }
 
-static enum berth_code judge_format(struct speech *speech, const char *value, struct berth_err *err)
+static enum berth_code judge_format(struct berth_call *call, const char *value,
+                                    struct berth_err *err)
 {
+    struct speech *speech = call->state;
     if (!berth_transcript_format_parse(value, &speech->style.format)) {
         return berth_fail_field(
             err, BERTH_INVALID, "response_format",
@@ -149,9 +151,10 @@ static enum berth_code judge_format(struct speech *speech, const char *value, st
     return BERTH_OK;
 }
 
-static enum berth_code judge_temperature(struct speech *speech, const char *value,
+static enum berth_code judge_temperature(struct berth_call *call, const char *value,
                                          struct berth_err *err)
 {
+    struct speech *speech = call->state;
     char *stop = NULL;
     speech->temperature = strtod(value, &stop);
     if (stop == value || *stop != '\0' || !(speech->temperature >= 0 && speech->temperature <= 1)) {
@@ -161,9 +164,10 @@ static enum berth_code judge_temperature(struct speech *speech, const char *valu
     return BERTH_OK;
 }
 
-static enum berth_code judge_granularity(struct speech *speech, const char *value,
+static enum berth_code judge_granularity(struct berth_call *call, const char *value,
                                          struct berth_err *err)
 {
+    struct speech *speech = call->state;
     bool word = strcmp(value, "word") == 0;
     if (!word && strcmp(value, "segment") != 0) {
         return berth_fail_field(err, BERTH_INVALID, "timestamp_granularities[]",
@@ -178,8 +182,10 @@ static enum berth_code judge_granularity(struct speech *speech, const char *valu
     return BERTH_OK;
 }
 
-static enum berth_code judge_stream(struct speech *speech, const char *value, struct berth_err *err)
+static enum berth_code judge_stream(struct berth_call *call, const char *value,
+                                    struct berth_err *err)
 {
+    struct speech *speech = call->state;
     speech->stream = strcmp(value, "true") == 0 || strcmp(value, "True") == 0 ||
                      strcmp(value, "1") == 0;
     if (!speech->stream && strcmp(value, "false") != 0 && strcmp(value, "False") != 0 &&
@@ -190,15 +196,40 @@ static enum berth_code judge_stream(struct speech *speech, const char *value, st
     return BERTH_OK;
 }
 
-/* For errors, which name a field by a literal; NULL: none of those that are read. */
-static const char *field_named(const char *name)
+static enum berth_code keep_language(struct berth_call *call, const char *value,
+                                     struct berth_err *err)
 {
-    static const char *const names[] = {"model", "response_format", "temperature", "stream",
-                                        "timestamp_granularities[]", "timestamp_granularities",
-                                        "language", "prompt"};
-    for (size_t i = 0; i < BERTH_COUNT_OF(names); i++) {
-        if (strcmp(names[i], name) == 0) {
-            return names[i];
+    ((struct speech *)call->state)->language = value;
+    return BERTH_OK;
+}
+
+static enum berth_code keep_prompt(struct berth_call *call, const char *value,
+                                   struct berth_err *err)
+{
+    ((struct speech *)call->state)->prompt = value;
+    return BERTH_OK;
+}
+
+/* The name is a literal: errors borrow it. */
+static const struct field {
+    const char *name;
+    enum berth_code (*judge)(struct berth_call *call, const char *value, struct berth_err *err);
+} fields[] = {
+    {"model", find_model},
+    {"response_format", judge_format},
+    {"temperature", judge_temperature},
+    {"stream", judge_stream},
+    {"timestamp_granularities[]", judge_granularity},
+    {"timestamp_granularities", judge_granularity},
+    {"language", keep_language},
+    {"prompt", keep_prompt},
+};
+
+static const struct field *field_of(const char *name)
+{
+    for (size_t i = 0; i < BERTH_COUNT_OF(fields); i++) {
+        if (strcmp(fields[i].name, name) == 0) {
+            return &fields[i];
         }
     }
     return NULL;
@@ -208,17 +239,18 @@ static const char *field_named(const char *name)
 static enum berth_code judge_field(struct berth_call *call, const struct berth_multipart_part *part,
                                    struct berth_err *err)
 {
-    struct speech *speech = call->state;
+    const struct field *field = field_of(part->name);
+    const char *name = field == NULL ? NULL : field->name;
     const char *body =
         berth_slabs_pointer(call->api->options.slabs, berth_http_body(call->exchange));
     const char *bytes = body + part->offset;
     size_t length = (size_t)part->length;
     if (length > FIELD_MAX) {
-        return berth_fail_field(err, BERTH_TOO_LARGE, field_named(part->name),
-                                "field '%s' is longer than %u bytes", part->name, FIELD_MAX);
+        return berth_fail_field(err, BERTH_TOO_LARGE, name, "field '%s' is longer than %u bytes",
+                                part->name, FIELD_MAX);
     }
     if (berth_utf8_valid_length(bytes, length) != length || memchr(bytes, '\0', length) != NULL) {
-        return berth_fail_field(err, BERTH_INVALID, field_named(part->name),
+        return berth_fail_field(err, BERTH_INVALID, name,
                                 "field '%s' is not valid UTF-8 text, or has a NUL in it",
                                 part->name);
     }
@@ -226,28 +258,7 @@ static enum berth_code judge_field(struct berth_call *call, const struct berth_m
     if (value == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
     }
-    if (strcmp(part->name, "model") == 0) {
-        return find_model(call, value, err);
-    }
-    if (strcmp(part->name, "response_format") == 0) {
-        return judge_format(speech, value, err);
-    }
-    if (strcmp(part->name, "temperature") == 0) {
-        return judge_temperature(speech, value, err);
-    }
-    if (strcmp(part->name, "stream") == 0) {
-        return judge_stream(speech, value, err);
-    }
-    if (strcmp(part->name, "timestamp_granularities[]") == 0 ||
-        strcmp(part->name, "timestamp_granularities") == 0) {
-        return judge_granularity(speech, value, err);
-    }
-    if (strcmp(part->name, "language") == 0) {
-        speech->language = value;
-    } else if (strcmp(part->name, "prompt") == 0) {
-        speech->prompt = value;
-    }
-    return BERTH_OK;
+    return field == NULL ? BERTH_OK : field->judge(call, value, err);
 }
 
 static enum berth_code find_model(struct berth_call *call, const char *name, struct berth_err *err)
