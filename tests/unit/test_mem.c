@@ -11,6 +11,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "readable.h"
+
 static bool all_zero(const unsigned char *bytes, size_t length)
 {
     for (size_t i = 0; i < length; i++) {
@@ -41,19 +43,6 @@ static void memory_comes_zeroed_and_is_counted(void **state)
     berth_free(NULL);
     assert_int_equal(berth_mem_bytes_live(), live);
     assert_null(berth_alloc(SIZE_MAX - 4));
-}
-
-/* Can the system read that byte? It says so instead of a fault. */
-static bool readable(const void *byte)
-{
-    int ends[2];
-    assert_int_equal(pipe(ends), 0);
-    ssize_t done = write(ends[1], byte, 1);
-    int error = errno;
-    close(ends[0]);
-    close(ends[1]);
-    assert_true(done == 1 || error == EFAULT);
-    return done == 1;
 }
 
 /* Bytes of memory behind whole pages. */

@@ -15,6 +15,7 @@
 
 #include "base/mem.h"
 #include "parakeet_golden.h"
+#include "readable.h"
 #include "speech_rig.h"
 #include "worker/worker.h"
 
@@ -81,19 +82,6 @@ static void what_cannot_be_is_refused(void **state)
     berth_mem_fail_at(1, false);
     assert_int_equal(berth_span_create("cpu:0", 1, &span, &err), BERTH_UNAVAILABLE);
     berth_mem_fail_at(0, false);
-}
-
-/* Can the system read that byte? It says so instead of a fault. */
-static bool readable(const void *byte)
-{
-    int ends[2];
-    assert_int_equal(pipe(ends), 0);
-    ssize_t done = write(ends[1], byte, 1);
-    int error = errno;
-    close(ends[0]);
-    close(ends[1]);
-    assert_true(done == 1 || error == EFAULT);
-    return done == 1;
 }
 
 static void a_span_keeps_its_addresses_without_memory(void **state)
