@@ -14,6 +14,8 @@
 #include "api/kserve_json.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/mem.h"
+#include "model/config_tree.h"
 
 #define EXTENSIONS                                                                                 \
     "[\"model_repository\",\"model_repository(unload_dependents)\",\"schedule_policy\","           \
@@ -36,6 +38,7 @@ static void answer_empty(struct berth_call *call);
 static void put_ios(struct berth_buf *out, const struct berth_model_spec *spec,
                     const struct berth_io *ios, size_t count);
 static void put_stats(struct berth_buf *out, struct berth_model *model);
+static bool is_cuda(const char *device);
 static void put_memory(struct berth_buf *out, struct berth_model *model);
 static enum berth_code read_json(struct berth_call *call, json_t **out, struct berth_err *err);
 
@@ -161,13 +164,17 @@ static enum berth_code model_config(struct berth_call *call, struct berth_err *e
     struct berth_model_spec *spec = NULL;
     BERTH_TRY(berth_kserve_find_model(call, call->segments[1], err));
     BERTH_TRY(berth_call_spec(call, &spec, err));
-    if (spec->config_json == NULL) {
-        berth_spec_release(spec);
-        return berth_fail(err, BERTH_UNAVAILABLE, "model '%s' has no configuration yet",
+    const char *device = atomic_load(&call->model->device);
+    char *config = berth_spec_config_json(spec, device == NULL    ? BERTH_KIND_AUTO
+                                                : is_cuda(device) ? BERTH_KIND_GPU
+                                                                  : BERTH_KIND_CPU);
+    berth_spec_release(spec);
+    if (config == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the config of '%s'",
                           call->model->name);
     }
-    berth_buf_puts(&text, spec->config_json);
-    berth_spec_release(spec);
+    berth_buf_puts(&text, config);
+    berth_free(config);
     berth_call_answer_json(call, &text);
     return BERTH_OK;
 }
@@ -423,6 +430,11 @@ static void put_stats(struct berth_buf *out, struct berth_model *model)
     put_memory(out, model);
 }
 
+static bool is_cuda(const char *device)
+{
+    return device != NULL && strncmp(device, "cuda:", 5) == 0;
+}
+
 /* Of "cuda:0" Triton's type is GPU, and the id 0. */
 static void put_memory(struct berth_buf *out, struct berth_model *model)
 {
@@ -431,9 +443,8 @@ static void put_memory(struct berth_buf *out, struct berth_model *model)
     uint64_t bytes = atomic_load(&model->bytes_used);
     berth_buf_puts(out, "],\"memory_usage\":[");
     if (bytes > 0) {
-        bool gpu = device != NULL && strncmp(device, "cuda", 4) == 0;
         berth_buf_printf(out, "{\"type\":\"%s\",\"id\":\"%s\",\"byte_size\":%" PRIu64 "}",
-                         gpu ? "GPU" : "CPU", id == NULL ? "0" : id + 1, bytes);
+                         is_cuda(device) ? "GPU" : "CPU", id == NULL ? "0" : id + 1, bytes);
     }
     berth_buf_puts(out, "]}");
 }

@@ -2,7 +2,9 @@
  *
  * As Triton, every scalar, list and map of a message is there, also when nobody set it; messages
  * only when they were set, but for three (the table's `absent`). What describe completed comes from
- * the spec: names, batch size, inputs and outputs, dynamic batching, instance groups.
+ * the spec: names, batch size, inputs and outputs, dynamic batching. Instance groups are shown with
+ * the kind they came to where the model runs; else as written, so that the answer, read as a config,
+ * means the same.
  */
 #include <math.h>
 #include <string.h>
@@ -20,17 +22,18 @@ static void write_value(struct berth_buf *out, const struct berth_config_field *
 static void write_map(struct berth_buf *out, const struct berth_config_field *field,
                       const struct berth_config_node *message);
 static bool write_from_spec(struct berth_buf *out, const struct berth_model_spec *spec,
-                            const char *name);
+                            enum berth_instance_kind ran, const char *name);
 static void write_io(struct berth_buf *out, const struct berth_io *io, bool is_input);
 static void write_dims(struct berth_buf *out, const char *key, const int64_t *dims, uint8_t rank);
 static void write_dynamic(struct berth_buf *out, const struct berth_model_spec *spec,
                           const struct berth_config_node *node);
-static void write_groups(struct berth_buf *out, const struct berth_model_spec *spec);
-static void write_group(struct berth_buf *out, const struct berth_model_spec *spec,
-                        const struct berth_config_node *node, size_t index);
+static void write_groups(struct berth_buf *out, const struct berth_model_spec *spec,
+                         enum berth_instance_kind ran);
+static void write_group(struct berth_buf *out, const char *name, const char *kind,
+                        const struct berth_config_node *node);
 static void write_text(struct berth_buf *out, const char *key, const char *text);
 
-char *berth_spec_config_json(const struct berth_model_spec *spec)
+char *berth_spec_config_json(const struct berth_model_spec *spec, enum berth_instance_kind ran)
 {
     struct berth_buf out = {0};
     bool first = true;
@@ -42,7 +45,7 @@ char *berth_spec_config_json(const struct berth_model_spec *spec)
             berth_buf_puts(&out, ",");
         }
         size_t start = out.length;
-        if (!write_from_spec(&out, spec, field->name)) {
+        if (!write_from_spec(&out, spec, ran, field->name)) {
             write_field(&out, field, spec->config, true);
         }
         if (out.length == start) { /* left out: so is its comma */
@@ -116,6 +119,13 @@ static void write_real(struct berth_buf *out, double value, int digits)
     }
 }
 
+/* Past what JSON readers, ours among them, take as a number: as a string, as protobuf has it. */
+static void write_unsigned(struct berth_buf *out, uint64_t value)
+{
+    const char *quote = value > INT64_MAX ? "\"" : "";
+    berth_buf_printf(out, "%s%llu%s", quote, (unsigned long long)value, quote);
+}
+
 /* node NULL: the default of the field's type. */
 static void write_value(struct berth_buf *out, const struct berth_config_field *field,
                         const struct berth_config_node *node)
@@ -134,8 +144,7 @@ static void write_value(struct berth_buf *out, const struct berth_config_field *
         break;
     case BERTH_CONFIG_UINT32:
     case BERTH_CONFIG_UINT64:
-        berth_buf_printf(out, "%llu",
-                         node == NULL ? 0ULL : (unsigned long long)node->value.unsigned_integer);
+        write_unsigned(out, node == NULL ? 0 : node->value.unsigned_integer);
         break;
     case BERTH_CONFIG_FLOAT:
         write_real(out, node == NULL ? 0 : node->value.real, 9);
@@ -197,7 +206,7 @@ static void write_map(struct berth_buf *out, const struct berth_config_field *fi
 
 /* What the spec knows better than the text; false: it is not such a field. */
 static bool write_from_spec(struct berth_buf *out, const struct berth_model_spec *spec,
-                            const char *name)
+                            enum berth_instance_kind ran, const char *name)
 {
     const struct berth_config_node *dynamic = berth_config_find(spec->config, "dynamic_batching");
     if (strcmp(name, "name") == 0) {
@@ -225,8 +234,8 @@ static bool write_from_spec(struct berth_buf *out, const struct berth_model_spec
         if (spec->batching == BERTH_BATCHING_DYNAMIC) {
             write_dynamic(out, spec, dynamic);
         }
-    } else if (strcmp(name, "instance_group") == 0) {
-        write_groups(out, spec);
+    } else if (strcmp(name, "instance_group") == 0 && ran != BERTH_KIND_AUTO) {
+        write_groups(out, spec, ran);
     } else {
         return false;
     }
@@ -296,27 +305,33 @@ static void write_dynamic(struct berth_buf *out, const struct berth_model_spec *
     berth_buf_puts(out, "}");
 }
 
-static void write_groups(struct berth_buf *out, const struct berth_model_spec *spec)
+/* Triton names a group MODEL_INDEX, its own default group MODEL, and says the kind it came to. */
+static void write_groups(struct berth_buf *out, const struct berth_model_spec *spec,
+                         enum berth_instance_kind ran)
 {
     const struct berth_config_node *node = berth_config_find(spec->config, "instance_group");
+    const char *kind = ran == BERTH_KIND_GPU ? "KIND_GPU" : "KIND_CPU";
     size_t index = 0;
     berth_buf_puts(out, "\"instance_group\":[");
     if (node == NULL) {
-        write_group(out, spec, NULL, 0);
+        write_group(out, spec->name, kind, NULL);
     }
     for (; node != NULL; node = berth_config_again(node)) {
-        berth_buf_puts(out, index == 0 ? "" : ",");
-        write_group(out, spec, node, index++);
+        struct berth_buf name = {0};
+        berth_buf_printf(&name, "%s_%zu", spec->name, index);
+        berth_buf_puts(out, index++ == 0 ? "" : ",");
+        write_group(out, berth_buf_text(&name), kind, node);
+        out->failed = out->failed || name.failed;
+        berth_buf_finish(&name);
     }
     berth_buf_puts(out, "]");
 }
 
-/* Triton names a group MODEL_INDEX, its own default group MODEL, and says the kind it came to. */
-static void write_group(struct berth_buf *out, const struct berth_model_spec *spec,
-                        const struct berth_config_node *node, size_t index)
+/* name and kind: where the config has none. */
+static void write_group(struct berth_buf *out, const char *name, const char *kind,
+                        const struct berth_config_node *node)
 {
     const struct berth_config_field *group = NULL;
-    const char *name = berth_config_string(node, "name");
     for (size_t i = 0; i < berth_config_model.field_count && group == NULL; i++) {
         if (strcmp(berth_config_model.fields[i].name, "instance_group") == 0) {
             group = &berth_config_model.fields[i];
@@ -325,17 +340,10 @@ static void write_group(struct berth_buf *out, const struct berth_model_spec *sp
     berth_buf_puts(out, "{");
     for (size_t i = 0; group != NULL && i < group->message->field_count; i++) {
         const struct berth_config_field *field = &group->message->fields[i];
-        if (strcmp(field->name, "name") == 0 && name[0] == '\0') {
-            struct berth_buf made = {0};
-            berth_buf_puts(&made, spec->name);
-            if (node != NULL) {
-                berth_buf_printf(&made, "_%zu", index);
-            }
-            write_text(out, "name", berth_buf_text(&made));
-            out->failed = out->failed || made.failed;
-            berth_buf_finish(&made);
+        if (strcmp(field->name, "name") == 0 && berth_config_string(node, "name")[0] == '\0') {
+            write_text(out, "name", name);
         } else if (strcmp(field->name, "kind") == 0 && berth_config_integer(node, "kind") == 0) {
-            berth_buf_puts(out, ",\"kind\":\"KIND_CPU\"");
+            berth_buf_printf(out, ",\"kind\":\"%s\"", kind);
         } else if (strcmp(field->name, "count") == 0 && berth_config_integer(node, "count") == 0) {
             berth_buf_puts(out, ",\"count\":1");
         } else {

@@ -116,8 +116,11 @@ uint64_t berth_config_unsigned(const struct berth_config_node *message, const ch
 bool berth_config_boolean(const struct berth_config_node *message, const char *name);
 
 /* The answer of GET /v2/models/NAME/config, in Triton's form and order: what was written, completed
- * by the spec. berth_alloc'd and the caller's; NULL: no memory. Any thread that may read the
- * spec. */
-char *berth_spec_config_json(const struct berth_model_spec *spec) BERTH_MUST_USE;
+ * by the spec. ran: KIND_CPU or KIND_GPU, where the model is loaded, which instance groups that
+ * leave it open are shown with; KIND_AUTO: groups as they are written, so that the answer, read as a
+ * config, gives the same spec. berth_alloc'd and the caller's; NULL: no memory. Any thread that may
+ * read the spec. */
+char *berth_spec_config_json(const struct berth_model_spec *spec,
+                             enum berth_instance_kind ran) BERTH_MUST_USE;
 
 #endif

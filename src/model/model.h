@@ -136,7 +136,6 @@ struct berth_model_spec {
     const struct berth_config_node *config; /* the config as written (config_tree.h), or NULL */
     uint64_t files_stamp; /* hash of the config's text and the names, sizes and times of the
                              version's files: differs when a reload is due; 0: unknown */
-    char *config_json;               /* what GET .../config answers; berth_alloc'd, owned */
 };
 
 struct berth_model_spec *berth_spec_create(void); /* zeroed, one reference; NULL: no memory */

@@ -31,7 +31,6 @@ void berth_spec_release(struct berth_model_spec *spec)
         return;
     }
     berth_arena_finish(&spec->arena);
-    berth_free(spec->config_json);
     berth_free(spec);
 }
 

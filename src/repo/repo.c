@@ -568,10 +568,6 @@ static enum berth_code spec_complete(const struct reading *reading, struct berth
     }
     spec->files_bytes = files.bytes;
     spec->files_stamp = hash == 0 ? 1 : hash;
-    spec->config_json = berth_spec_config_json(spec);
-    if (spec->config_json == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the config of '%s'", spec->name);
-    }
     return BERTH_OK;
 }
 

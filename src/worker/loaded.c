@@ -57,12 +57,6 @@ enum berth_code berth_loaded_describe(const struct berth_engine_ops *engine,
     if (engine->parameters != NULL) {
         berth_config_check_parameters(spec, engine->parameters);
     }
-    char *config_json = berth_spec_config_json(spec); /* with what describe completed */
-    if (config_json == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the config of '%s'", spec->name);
-    }
-    berth_free(spec->config_json);
-    spec->config_json = config_json;
     spec->completed = true;
     return BERTH_OK;
 }

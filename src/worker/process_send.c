@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
+#include "model/config_tree.h"
 
 static bool send_now(struct berth_process_worker *worker);
 static bool send_release(struct berth_process_worker *worker);
@@ -126,10 +128,11 @@ static bool send_load(struct berth_process_worker *worker, struct berth_flight *
 {
     const struct berth_model_spec *spec = flight->msg->spec;
     struct berth_wire_writer *writer = &worker->writer;
-    const char *config = spec->config_json == NULL ? "{}" : spec->config_json;
-    size_t length = strlen(config);
+    char *config = berth_spec_config_json(spec, BERTH_KIND_AUTO);
+    size_t length = config == NULL ? 0 : strlen(config);
     int fd = memfd_create("berth-config", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    bool written = fd >= 0 && write(fd, config, length) == (ssize_t)length;
+    bool written = config != NULL && fd >= 0 && write(fd, config, length) == (ssize_t)length;
+    berth_free(config);
     berth_wire_begin(writer, BERTH_WIRE_LOAD, flight->id);
     berth_wire_put_u64(writer, flight->msg->load_id);
     berth_wire_put_u64(writer, flight->token_first);

@@ -36,7 +36,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t length)
     if (spec == NULL) {
         return 0;
     }
-    char *first = berth_spec_config_json(spec);
+    char *first = berth_spec_config_json(spec, BERTH_KIND_AUTO);
     BERTH_ASSERT(first != NULL);
     struct berth_model_spec *again = read_config(first, strlen(first), true);
     if (again == NULL) {
@@ -44,7 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t length)
          * may now be in conflict with preferred sizes and warm-ups. */
         BERTH_ASSERT(strlen(first) > (1 << 20) || !spec->batch_size_set);
     } else {
-        char *second = berth_spec_config_json(again);
+        char *second = berth_spec_config_json(again, BERTH_KIND_AUTO);
         BERTH_ASSERT(second != NULL && strcmp(first, second) == 0);
         berth_free(second);
     }

@@ -49,7 +49,6 @@ static void specs(void **state)
     spec->output_count = 1;
     spec->parameters = parameters;
     spec->parameter_count = 1;
-    spec->config_json = berth_strdup("{}");
     assert_ptr_equal(berth_spec_input(spec, "b"), &inputs[1]);
     assert_null(berth_spec_input(spec, "c"));
     assert_ptr_equal(berth_spec_output(spec, "c"), &outputs[0]);

@@ -358,14 +358,14 @@ static void maps_a_whole_config(void **state)
     }
     check_whole(spec, &policy);
     /* What the config endpoint answers is a config of the same meaning. */
-    char *json = berth_spec_config_json(spec);
+    char *json = berth_spec_config_json(spec, BERTH_KIND_AUTO);
     assert_non_null(json);
     struct berth_model_spec *again = NULL;
     if (read_config(json, true, &again, &policy, &err) != BERTH_OK) {
         fail_msg("%s", err.msg);
     }
     check_whole(again, &policy);
-    char *json_again = berth_spec_config_json(again);
+    char *json_again = berth_spec_config_json(again, BERTH_KIND_AUTO);
     assert_string_equal(json, json_again);
     assert_non_null(strstr(json, "\"optimization\":{\"graph\":{\"level\":-1},"
                                  "\"priority\":\"PRIORITY_DEFAULT\",\"execution_accelerators\":"));
@@ -374,12 +374,65 @@ static void maps_a_whole_config(void **state)
                                  "\"default_timeout_microseconds\":0,"));
     assert_non_null(strstr(json, "\"parameters\":{\"b\":{\"string_value\":\"2\"},"
                                  "\"a\":{\"string_value\":\"3\"}}"));
-    assert_non_null(strstr(json, "\"instance_group\":[{\"name\":\"m_0\",\"kind\":\"KIND_CPU\""));
+    assert_non_null(strstr(json, "\"instance_group\":[{\"name\":\"\",\"kind\":\"KIND_CPU\""));
     assert_null(strstr(json, "unheard_of"));
     berth_free(json);
     berth_free(json_again);
     berth_spec_release(spec);
     berth_spec_release(again);
+}
+
+/* Of instance groups that leave it open, and of numbers that JSON readers may refuse. */
+static void what_is_written_reads_the_same(void **state)
+{
+    static const struct {
+        const char *text;
+        enum berth_instance_kind ran;
+        const char *json; /* a part of it */
+    } cases[] = {
+        {"", BERTH_KIND_AUTO, "\"instance_group\":[]"},
+        {"", BERTH_KIND_GPU, "[{\"name\":\"m\",\"kind\":\"KIND_GPU\",\"count\":1,"},
+        {"instance_group { count: 2 }", BERTH_KIND_AUTO,
+         "[{\"name\":\"\",\"kind\":\"KIND_AUTO\",\"count\":2,\"gpus\":[]"},
+        {"instance_group { gpus: 1 }", BERTH_KIND_AUTO,
+         "[{\"name\":\"\",\"kind\":\"KIND_AUTO\",\"count\":0,\"gpus\":[1]"},
+        {"instance_group { gpus: 1 }", BERTH_KIND_GPU,
+         "[{\"name\":\"m_0\",\"kind\":\"KIND_GPU\",\"count\":1,\"gpus\":[1]"},
+        {"instance_group { kind: KIND_CPU }", BERTH_KIND_GPU, "\"kind\":\"KIND_CPU\""},
+        {"dynamic_batching { max_queue_delay_microseconds: 9223372036854775807 }", BERTH_KIND_AUTO,
+         "\"max_queue_delay_microseconds\":9223372036854775807,"},
+        {"dynamic_batching { max_queue_delay_microseconds: 9223372036854775808 }", BERTH_KIND_AUTO,
+         "\"max_queue_delay_microseconds\":\"9223372036854775808\","},
+        {"dynamic_batching { default_queue_policy { default_timeout_microseconds: "
+         "18446744073709551615 } }", BERTH_KIND_AUTO,
+         "\"default_timeout_microseconds\":\"18446744073709551615\","},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        struct berth_version_policy policy;
+        struct berth_model_spec *spec = NULL, *again = NULL;
+        assert_int_equal(read_config(cases[i].text, false, &spec, &policy, &err), BERTH_OK);
+        char *shown = berth_spec_config_json(spec, cases[i].ran);
+        assert_non_null(strstr(shown, cases[i].json));
+        char *json = berth_spec_config_json(spec, BERTH_KIND_AUTO);
+        if (read_config(json, true, &again, &policy, &err) != BERTH_OK) {
+            fail_msg("%s", err.msg);
+        }
+        assert_int_equal(again->group_count, spec->group_count);
+        for (size_t g = 0; g < spec->group_count; g++) {
+            assert_int_equal(again->groups[g].kind, spec->groups[g].kind);
+            assert_int_equal(again->groups[g].count, spec->groups[g].count);
+            assert_int_equal(again->groups[g].gpu_count, spec->groups[g].gpu_count);
+        }
+        assert_int_equal(again->dynamic.delay_us_max, spec->dynamic.delay_us_max);
+        assert_int_equal(again->dynamic.policy_default.timeout_us_default,
+                         spec->dynamic.policy_default.timeout_us_default);
+        berth_free(shown);
+        berth_free(json);
+        berth_spec_release(spec);
+        berth_spec_release(again);
+    }
 }
 
 static void reads_json_configs(void **state)
@@ -487,7 +540,7 @@ static void writes_the_config_as_triton_does(void **state)
         struct berth_model_spec *spec = NULL;
         assert_int_equal(read_config(cases[i].text, false, &spec, &policy, &err), BERTH_OK);
         spec->default_model_filename = "model.py";
-        char *json = berth_spec_config_json(spec);
+        char *json = berth_spec_config_json(spec, BERTH_KIND_CPU);
         assert_string_equal(json, cases[i].json);
         berth_free(json);
         berth_spec_release(spec);
@@ -502,7 +555,7 @@ static void writes_a_model_without_a_config(void **state)
     spec->name = "bare";
     spec->inputs = &io;
     spec->input_count = 1;
-    char *json = berth_spec_config_json(spec);
+    char *json = berth_spec_config_json(spec, BERTH_KIND_CPU);
     assert_non_null(strstr(json, "{\"name\":\"bare\",\"platform\":\"\""));
     assert_non_null(strstr(json, "{\"name\":\"x\\\"y\",\"data_type\":\"TYPE_STRING\""));
     assert_non_null(strstr(json, "\"instance_group\":[{\"name\":\"bare\",\"kind\":\"KIND_CPU\","
@@ -535,7 +588,7 @@ static void survives_failing_allocations(void **state)
             if (spec != NULL) {
                 spec->name = "m";
                 if (berth_model_config_read(&config, spec, &policy, &err) == BERTH_OK) {
-                    written = berth_spec_config_json(spec);
+                    written = berth_spec_config_json(spec, BERTH_KIND_CPU);
                 }
             }
             clean = berth_mem_call_count() - calls < nth;
@@ -572,6 +625,7 @@ int main(void)
         cmocka_unit_test(keeps_to_its_limits),
         cmocka_unit_test(says_what_a_config_has_wrong),
         cmocka_unit_test(maps_a_whole_config),
+        cmocka_unit_test(what_is_written_reads_the_same),
         cmocka_unit_test(reads_json_configs),
         cmocka_unit_test(writes_the_config_as_triton_does),
         cmocka_unit_test(writes_a_model_without_a_config),
