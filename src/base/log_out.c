@@ -61,6 +61,7 @@ static _Atomic bool held;        /* somebody holds the ring */
 static _Atomic uint64_t dropped; /* and not told yet */
 static _Atomic bool used;        /* there was a line: exit() flushes */
 
+static _Thread_local bool telling; /* the line at hand is our own: nobody misses it */
 static bool writer_started; /* the holder's, as is writer_wake but for its count */
 static sem_t writer_wake;   /* the ring is handed over */
 
@@ -123,7 +124,7 @@ static bool add(const char *line, size_t length)
         uint64_t last = at + count - 1;
         uint64_t turn = atomic_load(&cells[last % CELLS].turn);
         if (turn < turn_of(last)) { /* of the round before: not written yet */
-            atomic_fetch_add(&dropped, 1);
+            atomic_fetch_add(&dropped, telling ? 0 : 1);
             return false;
         }
         if (turn > turn_of(last)) { /* others were faster */
@@ -293,7 +294,9 @@ static bool tell_dropped(void)
 {
     bool some = atomic_load(&dropped) > 0;
     if (some) {
+        telling = true;
         berth_log_error("log", 0, "lines were dropped: nobody read standard error");
+        telling = false;
     }
     return some;
 }

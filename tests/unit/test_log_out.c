@@ -236,6 +236,31 @@ static void a_loss_is_told_without_another_line(void **state)
     close_sink();
 }
 
+/* What the count is of are the lines of others. */
+static void a_note_that_does_not_fit_is_not_counted(void **state)
+{
+    struct seen seen = {0};
+    pthread_t reader;
+    (void)state;
+    open_sink(SINK_PIPE);
+    assert_true(berth_log_out_flush());
+    atomic_store(&held, true); /* nobody takes anything out */
+    for (uint64_t i = 0; i < CELLS + 5; i++) {
+        put("a", i);
+    }
+    assert_int_equal(atomic_load(&dropped), 5);
+    assert_true(tell_dropped());
+    assert_int_equal(atomic_load(&dropped), 5);
+    atomic_store(&held, false);
+    assert_int_equal(pthread_create(&reader, NULL, read_all, &seen), 0);
+    end_lines();
+    pthread_join(reader, NULL);
+    assert_false(seen.wrong);
+    assert_int_equal(seen.lines, CELLS);
+    assert_int_equal(seen.dropped, 5);
+    close_sink();
+}
+
 static void a_line_of_which_a_part_fits(void **state)
 {
     char line[BERTH_LOG_LINE_MAX];
@@ -366,6 +391,7 @@ int main(void)
         cmocka_unit_test(nobody_waits_for_who_does_not_read),
         cmocka_unit_test(lines_of_many_threads),
         cmocka_unit_test(a_loss_is_told_without_another_line),
+        cmocka_unit_test(a_note_that_does_not_fit_is_not_counted),
         cmocka_unit_test(a_line_of_which_a_part_fits),
         cmocka_unit_test(nowhere_to_write_to),
     };
