@@ -309,7 +309,7 @@ static void check_all(struct bench *b, bool few)
          true, true},
         {"1024 to 1024, stream, residual", 1024, 1024, BERTH_PARAKEET_NONE, 1, true, true, false},
         {"192 to 640", 192, 640, BERTH_PARAKEET_NONE, 1, false, false, false},
-        {"64 to 96, stream, residual, bias", 64, 96, BERTH_PARAKEET_NONE, 2, true, true, true},
+        {"128 to 96, stream, residual, bias", 128, 96, BERTH_PARAKEET_NONE, 2, true, true, true},
         {"256 to 512, bias", 256, 512, BERTH_PARAKEET_NONE, 1, false, false, true},
         {"256 to 256, relu, bias", 256, 256, BERTH_PARAKEET_RELU, 1, false, false, true},
         {"4096 to 1024, stream, bias", 4096, 1024, BERTH_PARAKEET_NONE, 32, true, false, true},
@@ -418,6 +418,7 @@ static void time_shape(struct bench *b, const struct shape *shape, uint64_t n)
         }
     }
     const uint32_t listed = berth_parakeet_cuda_product90_list(b->device, &t.call, variants);
+    need(listed > 0, "a variant to time");
     printf("%-24s %5llu", shape->name, (unsigned long long)n);
     for (int v = 0; v <= count; v++) {
         qsort(us[v], ROUNDS, sizeof(us[v][0]), compare_floats);
@@ -547,6 +548,15 @@ static void time_all(struct bench *b)
     }
 }
 
+/* Whether any variant is likely for a product that all take: not in a build without 90a. */
+static bool compiled(struct bench *b)
+{
+    static const struct berth_parakeet_linear linear = {.in = 1024, .out = 1024};
+    const struct berth_parakeet_linear_call call = {.linear = &linear, .scale = 1, .n = 1024};
+    uint32_t variants[BERTH_PARAKEET_CUDA_PRODUCT90_MAX];
+    return berth_parakeet_cuda_product90_list(b->device, &call, variants) > 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "both";
@@ -564,6 +574,11 @@ int main(int argc, char **argv)
         printf("not of compute capability 9.0: nothing to test\n");
         b.gpu->close(b.device);
         return 0;
+    }
+    if (!compiled(&b)) {
+        printf("FAIL  this build has no products of its own (gpu_targets: 90a)\n");
+        b.gpu->close(b.device);
+        return 1;
     }
     need(cudaEventCreate(&b.begin) == cudaSuccess && cudaEventCreate(&b.end) == cudaSuccess &&
              berth_parakeet_cuda_product90_count() <= VARIANTS_MAX,
