@@ -551,53 +551,49 @@ static void test_admit_timeout(void **state)
     send_chunked(fd, body, 600000, 50000);
     client_expect(fd, 503, NULL);
     close(fd);
-    fd = client_connect(&script);
-    post_head(fd, "/echo", 700000, "");
-    wait_for(&script.heads, 4);
-    close(fd); /* gone while it waits */
-    wait_for(&script.closes_gone, 1);
     close(holder);
     free(body);
     script_stop(&script);
 }
 
-static void test_timeouts(void **state)
+static void test_gone_while_it_waits(void **state)
 {
     struct script script;
     struct berth_http_options options;
     struct berth_http_stats stats;
     memset(&script, 0, sizeof(script));
     options = script_options(&script);
-    options.head_timeout_ns = options.body_timeout_ns = options.write_timeout_ns =
-        options.idle_timeout_ns = 80 * BERTH_NS_PER_MS;
-    script_start(&script, 64 << 20, &options);
-    int fd = client_connect(&script); /* silent */
-    client_expect_end(fd);
+    options.threads = 1;
+    script_start(&script, 1 << 20, &options);
+    int holder = client_connect(&script);
+    post_head(holder, "/hold", 700000, "");
+    wait_for(&script.heads, 1);
+    int fd = client_connect(&script);
+    post_head(fd, "/echo", 700000, "");
+    do {
+        usleep(1000);
+        berth_http_stats(script.http, &stats);
+    } while (stats.paused == 0);
     close(fd);
-    fd = client_connect(&script);
-    client_puts(fd, GET("/x"));
-    client_expect(fd, 200, "hello");
-    client_expect_end(fd); /* idle */
-    close(fd);
-    fd = client_connect(&script);
-    client_puts(fd, "GET / HTTP/1.1\r\nHo");
-    client_expect(fd, 408, NULL);
-    client_expect_end(fd);
-    close(fd);
-    fd = client_connect(&script); /* each byte in time, the head as a whole not */
-    for (int i = 0; i < 40; i++) {
-        client_puts(fd, i == 0 ? "G" : i == 1 ? "ET / HTTP/1.1\r\nA:" : "x");
-        usleep(10000);
-    }
-    client_expect(fd, 408, NULL);
-    close(fd);
-    fd = client_connect(&script);
-    post_head(fd, "/echo", 10, "");
-    client_puts(fd, "12345");
-    client_expect(fd, 408, NULL);
-    close(fd);
+    wait_for(&script.closes_gone, 1);
     berth_http_stats(script.http, &stats);
-    assert_int_equal(stats.timeouts, 3);
+    assert_int_equal(stats.paused, 0);
+    close(holder);
+    script_stop(&script);
+}
+
+/* By the machine's clock; the limits themselves: test_limits_of_time. */
+static void test_silent(void **state)
+{
+    struct script script;
+    struct berth_http_options options;
+    memset(&script, 0, sizeof(script));
+    options = script_options(&script);
+    options.idle_timeout_ns = 80 * BERTH_NS_PER_MS;
+    script_start(&script, 64 << 20, &options);
+    int fd = client_connect(&script);
+    client_expect_end(fd);
+    close(fd);
     script_stop(&script);
 }
 
@@ -705,11 +701,13 @@ static void test_stop_accepting(void **state)
     client_puts(idle, GET("/x"));
     client_expect(idle, 200, "hello");
     int busy = client_connect(&script);
-    client_puts(busy, GET("/later"));
+    client_puts(busy, GET("/when-told"));
     wait_for(&script.heads, 2);
+    wait_for(&script.closes_answered, 1); /* the idle one's: its answer was there before that */
     assert_int_equal(berth_http_exchanges(script.http), 1);
     berth_http_stop_accepting(script.http);
     client_expect_end(idle);
+    atomic_store(&script.go, true);
     struct reply reply = client_read(busy, true);
     assert_string_equal(reply.body, "late");
     assert_non_null(strstr(reply.head, "\r\nConnection: close\r\n"));
@@ -983,6 +981,67 @@ static int bench_status(struct bench *bench)
     return got < 12 ? 0 : (int)strtol(head + 9, NULL, 10);
 }
 
+/* Nothing until the limit is there, then this status (0: none) and, drained, the end. */
+static void bench_waits_until(struct bench *bench, uint64_t rest_ns, int status)
+{
+    bench_turn(bench, rest_ns - BERTH_NS_PER_MS);
+    assert_false(berth_list_empty(&bench->loop.conns));
+    assert_int_equal(bench_status(bench), 0);
+    bench_turn(bench, BERTH_NS_PER_MS + 2 * BERTH_LOOP_TICK_NS);
+    assert_int_equal(bench_status(bench), status);
+    bench_turn(bench, 10 * BERTH_NS_PER_S);
+    assert_true(berth_list_empty(&bench->loop.conns));
+}
+
+static void test_limits_of_time(void **state)
+{
+    static const struct {
+        const char *said; /* at once */
+        uint64_t limit_s;
+        int status;
+        uint64_t timeouts;
+    } rows[] = {
+        {"", 3, 0, 0},
+        {"GET / HTTP/1.1\r\nHo", 5, 408, 1},
+        {"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n12345", 7, 408, 1},
+    };
+    for (size_t i = 0; i < BERTH_COUNT_OF(rows); i++) {
+        for (int again = 0; again < 2; again++) { /* a new connection; one that was answered */
+            struct bench bench;
+            bench_start(&bench);
+            bench.http.options.idle_timeout_ns = 3 * BERTH_NS_PER_S;
+            bench.http.options.head_timeout_ns = 5 * BERTH_NS_PER_S;
+            bench.http.options.body_timeout_ns = 7 * BERTH_NS_PER_S;
+            bench_turn(&bench, 0);
+            if (again == 1) {
+                client_puts(bench.fd, GET("/x"));
+                bench_turn(&bench, BERTH_NS_PER_S);
+                assert_int_equal(bench_status(&bench), 200);
+            }
+            client_puts(bench.fd, rows[i].said);
+            bench_turn(&bench, 0);
+            bench_waits_until(&bench, rows[i].limit_s * BERTH_NS_PER_S, rows[i].status);
+            assert_int_equal(bench.loop.stats.timeouts, rows[i].timeouts);
+            bench_stop(&bench);
+        }
+    }
+}
+
+/* Each byte in time, the head as a whole not. */
+static void test_slow_head(void **state)
+{
+    struct bench bench;
+    bench_start(&bench);
+    bench.http.options.head_timeout_ns = 5 * BERTH_NS_PER_S;
+    for (int i = 0; i < 5; i++) {
+        client_puts(bench.fd, i == 0 ? "G" : i == 1 ? "ET / HTTP/1.1\r\nA:" : "x");
+        bench_turn(&bench, i == 0 ? 0 : BERTH_NS_PER_S);
+    }
+    bench_waits_until(&bench, BERTH_NS_PER_S, 408);
+    assert_int_equal(bench.loop.stats.timeouts, 1);
+    bench_stop(&bench);
+}
+
 /* 500 bytes each half second are below 1,024 a second; 600 are not. Judged after 30 s. */
 static void test_body_rate(void **state)
 {
@@ -1043,7 +1102,8 @@ int main(void)
         cmocka_unit_test(test_copied_descriptors),
         cmocka_unit_test(test_budget),
         cmocka_unit_test(test_admit_timeout),
-        cmocka_unit_test(test_timeouts),
+        cmocka_unit_test(test_gone_while_it_waits),
+        cmocka_unit_test(test_silent),
         cmocka_unit_test(test_slow_readers),
         cmocka_unit_test(test_many_idle),
         cmocka_unit_test(test_connections_max),
@@ -1053,6 +1113,8 @@ int main(void)
         cmocka_unit_test(test_allocation_failures),
         cmocka_unit_test(test_no_descriptors),
         cmocka_unit_test(test_random_clients),
+        cmocka_unit_test(test_limits_of_time),
+        cmocka_unit_test(test_slow_head),
         cmocka_unit_test(test_body_rate),
         cmocka_unit_test(test_wheel),
     };
