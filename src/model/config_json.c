@@ -114,6 +114,8 @@ static void write_real(struct berth_buf *out, double value, int digits)
         berth_buf_puts(out, "\"NaN\"");
     } else if (isinf(value)) {
         berth_buf_puts(out, value < 0 ? "\"-Infinity\"" : "\"Infinity\"");
+    } else if (value == 0 && signbit(value)) {
+        berth_buf_puts(out, "-0.0"); /* "-0" is an integer, which has no such value */
     } else {
         berth_buf_printf(out, "%.*g", digits, value);
     }

@@ -406,6 +406,10 @@ static void what_is_written_reads_the_same(void **state)
         {"dynamic_batching { default_queue_policy { default_timeout_microseconds: "
          "18446744073709551615 } }", BERTH_KIND_AUTO,
          "\"default_timeout_microseconds\":\"18446744073709551615\","},
+        {"model_metrics { metric_control { histogram_options { buckets: [ -0, 0, -0.0, 1e17,"
+         " 0.1, 4.9e-324, 1e999, -inf, nan ] } } }", BERTH_KIND_AUTO,
+         "\"buckets\":[-0.0,0,-0.0,1e+17,0.10000000000000001,4.9406564584124654e-324,"
+         "\"Infinity\",\"-Infinity\",\"NaN\"]"},
     };
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -428,8 +432,11 @@ static void what_is_written_reads_the_same(void **state)
         assert_int_equal(again->dynamic.delay_us_max, spec->dynamic.delay_us_max);
         assert_int_equal(again->dynamic.policy_default.timeout_us_default,
                          spec->dynamic.policy_default.timeout_us_default);
+        char *json_again = berth_spec_config_json(again, BERTH_KIND_AUTO);
+        assert_string_equal(json, json_again);
         berth_free(shown);
         berth_free(json);
+        berth_free(json_again);
         berth_spec_release(spec);
         berth_spec_release(again);
     }
