@@ -321,7 +321,9 @@ static void tick(struct berth_process_worker *worker, uint64_t now_ns)
             fail_under_way(worker, text, !child->was_ready || atomic_load(&worker->base.closing));
         } else if (child->state == BERTH_CHILD_DYING &&
                    now_ns - child->t_state_ns > REAP_NS_MAX) {
-            fail_under_way(worker, "worker process was killed and does not end", true);
+            snprintf(text, sizeof(text), "worker process %s: killed, and does not end",
+                     worker->why[0] == '\0' ? "ended" : worker->why);
+            fail_under_way(worker, text, true);
         }
         break;
     }
