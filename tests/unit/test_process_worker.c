@@ -58,6 +58,20 @@ static pid_t wait_for_child(pid_t other)
     return pid;
 }
 
+/* Until `finals` answers are there, whether or not a child had begun what it was to. A killed child
+ * costs a pause, so none is killed twice for the same. */
+static void kill_until_answered(struct client *client, size_t finals)
+{
+    for (unsigned pauses = 100; client->finals < finals; pauses *= 2) {
+        kill_child();
+        for (unsigned i = 0; i < pauses && client->finals < finals; i++) {
+            usleep(1000);
+            client_take(client);
+        }
+    }
+    assert_int_equal(client->finals, finals);
+}
+
 /* `limits`: a program, and times after which something is a failure. */
 static void stand_open_with(struct stand *stand, const struct berth_worker_options *limits)
 {
@@ -292,27 +306,25 @@ static void a_killed_child_is_replaced(void **state)
         char name[16];
         snprintf(name, sizeof(name), "m%zu", i);
         struct berth_model *model = model_put(&stand, name, configs[i]);
-        ask_only(&stand, &client, echo, 4);
-        client_wait(&client, ++finals);
-        assert_int_equal(client.last.code, BERTH_OK);
         pid_t pid = wait_for_child(0);
         ask_only(&stand, &client, model, 4);
         if (i == 2) {
             while (berth_model_state(model) != BERTH_STATE_LOADING) {
                 usleep(1000);
             }
-            usleep(50000);
+            usleep(50000); /* so that its child most likely has it */
         } else {
             wait_until_running(&stand, 1);
         }
-        kill(pid, SIGKILL);
-        client_wait(&client, ++finals);
+        kill_until_answered(&client, ++finals);
         assert_int_equal(client.last.code, BERTH_UNAVAILABLE);
         wait_for_child(pid);
+        do {
+            ask_only(&stand, &client, echo, 4);
+            client_wait(&client, ++finals); /* UNAVAILABLE: one was killed before it was up */
+            assert_true(client.last.code == BERTH_OK || client.last.code == BERTH_UNAVAILABLE);
+        } while (client.last.code != BERTH_OK);
     }
-    ask_only(&stand, &client, echo, 4);
-    client_wait(&client, ++finals);
-    assert_int_equal(client.last.code, BERTH_OK);
     berth_queue_finish(&client.queue);
     stand_end(&stand);
 }
@@ -701,7 +713,9 @@ static void a_load_that_stands_still_ends(void **state)
         ask_only(&stand, &client, model, 4);
         client_wait(&client, 1);
         assert_int_equal(client.last.code, BERTH_UNAVAILABLE);
-        assert_non_null(strstr(client.last.msg, "hangs in a load"));
+        if (strstr(client.last.msg, "hangs in a load") == NULL) {
+            fail_msg("%s", client.last.msg);
+        }
         unsetenv("BERTH_TEST_CHILD");
         for (size_t asked = 1; client.last.code != BERTH_OK;) {
             if (i == 0) {
@@ -719,26 +733,45 @@ static void a_load_that_stands_still_ends(void **state)
     rmdir(folder);
 }
 
-/* Much longer than a load may stand still, but it does not. */
-static void a_slow_load_is_let_be(void **state)
+/* Half as long again as a load may stand still, but it does not. */
+static bool a_slow_load_comes(uint64_t load_ms_max)
 {
     struct stand stand;
     struct client client;
-    stand_open_with(&stand, &(struct berth_worker_options){.load_ns_max = 2 * BERTH_NS_PER_S});
+    char config[400];
+    snprintf(config, sizeof(config),
+             "{\"backend\": \"null\", \"max_batch_size\": 8, \"parameters\": {\"sleep_ms\": "
+             "{\"string_value\": \"10\"}}, \"model_warmup\": [{\"name\": \"w\", "
+             "\"batch_size\": 1, \"count\": %llu, \"inputs\": {\"INPUT0\": {\"data_type\": "
+             "\"TYPE_FP32\", \"dims\": [4], \"zero_data\": true}}}]}",
+             (unsigned long long)(load_ms_max * 3 / 2 / 10));
+    stand_open_with(&stand, &(struct berth_worker_options){
+                                .load_ns_max = load_ms_max * BERTH_NS_PER_MS});
     client_open(&client);
-    struct berth_model *model =
-        model_put(&stand, "slow",
-                  "{\"backend\": \"null\", \"max_batch_size\": 8, \"parameters\": {\"sleep_ms\": "
-                  "{\"string_value\": \"10\"}}, \"model_warmup\": [{\"name\": \"w\", "
-                  "\"batch_size\": 1, \"count\": 500, \"inputs\": {\"INPUT0\": {\"data_type\": "
-                  "\"TYPE_FP32\", \"dims\": [4], \"zero_data\": true}}}]}");
+    struct berth_model *model = model_put(&stand, "slow", config);
     pid_t pid = wait_for_child(0);
     ask_only(&stand, &client, model, 4);
     client_wait(&client, 1);
-    assert_int_equal(client.last.code, BERTH_OK);
-    assert_int_equal(child_pid(), pid);
+    bool comes = client.last.code == BERTH_OK;
+    if (comes) {
+        assert_int_equal(child_pid(), pid);
+    } else if (strstr(client.last.msg, "hangs in a load") == NULL) {
+        fail_msg("%s", client.last.msg);
+    }
     berth_queue_finish(&client.queue);
     stand_end(&stand);
+    return comes;
+}
+
+/* A loader at idle priority may have no turn for long on a busy machine, and then it does stand
+ * still: so it gets more time, and as much more to do. */
+static void a_slow_load_is_let_be(void **state)
+{
+    uint64_t load_ms_max = 1000;
+    while (!a_slow_load_comes(load_ms_max)) {
+        load_ms_max *= 4;
+        assert_true(load_ms_max <= 64000);
+    }
 }
 
 /* A load, a run by descriptor and steps; all answered. */
