@@ -100,6 +100,7 @@ enum berth_fallback {
     BERTH_FALLBACK_NONE,
     BERTH_FALLBACK_UNWELL,  /* the GPU takes nothing now */
     BERTH_FALLBACK_REFUSED, /* it did not take this model */
+    BERTH_FALLBACK_KEPT_OFF, /* its process keeps ending with this model (suspects.c) */
     BERTH_FALLBACK_NO_ROOM
 };
 
@@ -161,6 +162,17 @@ struct berth_runtime {
     char refusal[240];             /* the last one's words */
     enum berth_fallback fallback;  /* the last one told */
     char fallback_why[240];
+    /* S15: ends of a GPU's process with what it ran or loaded (suspects.c). */
+    const struct berth_device *suspect_on; /* the last one it was in: where, */
+    uint64_t suspect_epoch;        /* and which */
+    uint64_t stamp_suspect;        /* of the files that all of this is about */
+    uint32_t deaths_alone;
+    uint32_t deaths_company;       /* since its last run that ended well */
+    uint32_t kept_off;             /* times */
+    uint64_t t_forgiven_ns;
+    uint64_t t_kept_off_ns;        /* no GPU gets it before that */
+    struct berth_timer kept_timer; /* then it is loaded again, where nobody would ask */
+    char suspicion[240];
 };
 
 /* A worker, and who may use it. */
@@ -168,7 +180,9 @@ struct berth_device {
     struct berth_worker *worker;
     struct berth_residency ledger;
     bool gpu;
-    uint64_t epoch_seen;           /* of the worker's: each next one is a fault */
+    uint64_t epoch_seen;           /* of the worker's, at the last fault */
+    uint32_t lost_out;             /* messages that it had then, and that are not back yet */
+    const struct berth_runtime *culprit; /* alone with it at the last one */
     uint32_t faults;               /* in a row: without a run that ended well between them */
     uint64_t t_well_ns;            /* after several of them: not asked before that */
     uint64_t epoch_slow;           /* whose process was too long in starting; UINT64_MAX: none */
@@ -276,12 +290,27 @@ bool berth_device_refused(struct berth_copy *copy, const struct berth_err *err);
 void berth_device_took(struct berth_copy *copy); /* its load went well */
 /* It serves on another device than the one that would be asked now. */
 bool berth_device_calls(const struct berth_copy *copy);
-/* Has its process ended? */
-void berth_device_observe(struct berth_device *device, uint64_t now_ns);
+/* Its process has ended, and that cost something. Once for each, however often it is said. */
+void berth_device_fault(struct berth_sched *sched, struct berth_device *device);
+void berth_device_ail(struct berth_device *device, uint64_t now_ns); /* it is the device's fault */
 void berth_device_worked(struct berth_device *device); /* a run ended well */
+uint64_t berth_device_pause_ns(uint32_t in_row);       /* until it is asked again, from 0 */
 /* A load has waited so long for its process to be ready: whether that still is not. */
 bool berth_device_starts(struct berth_device *device);
 bool berth_device_is_well(const struct berth_device *device, uint64_t now_ns);
+
+/* suspects.c - which model ends a GPU's process (S15). */
+void berth_suspect_mark(struct berth_copy *copy); /* a message came back lost with the process */
+/* The same for a load, marked already: true where it was not alone, and may begin anew. */
+bool berth_suspect_load(struct berth_copy *copy);
+/* A RUN or STEP is back. */
+void berth_suspects_note(struct berth_copy *copy, const struct berth_worker_msg *msg);
+void berth_suspects_judge(struct berth_sched *sched, struct berth_device *device); /* all are */
+bool berth_suspects_wait(const struct berth_sched *sched); /* some are not: no load begins */
+bool berth_suspect_kept_off(const struct berth_runtime *runtime,
+                            const struct berth_model_spec *spec);
+/* UNAVAILABLE where the copy's device is the GPU that it is kept off: no other may have it. */
+enum berth_code berth_suspect_admit(struct berth_copy *copy, struct berth_err *err) BERTH_MUST_USE;
 
 /* seats.c */
 enum berth_code berth_seats_create(struct berth_copy *copy, uint32_t instances, uint32_t slots,

@@ -107,7 +107,7 @@ void berth_copy_settle(struct berth_copy *copy)
 void berth_device_lost(struct berth_sched *sched, struct berth_device *device)
 {
     berth_worker_fault_seen(device->worker);
-    berth_device_observe(device, sched->now_ns);
+    berth_device_fault(sched, device);
     uint64_t epoch = atomic_load(&device->worker->epoch);
     BERTH_LIST_EACH(link, &sched->runtimes) {
         struct berth_runtime *runtime = BERTH_CONTAINER_OF(link, struct berth_runtime, link);
@@ -227,8 +227,12 @@ static void lose_slots(struct berth_copy *copy, const struct berth_err *err)
 /* On the first of its devices that has room. */
 static enum berth_code make_room(struct berth_copy *copy, struct berth_err *err)
 {
+    if (berth_suspects_wait(copy->sched)) {
+        return BERTH_BUSY;
+    }
     for (;;) {
         copy->device = berth_device_choose(copy);
+        BERTH_TRY(berth_suspect_admit(copy, err));
         enum berth_code code = reserve(copy, err);
         if (code == BERTH_OK || code == BERTH_BUSY ||
             !berth_device_pass(copy, BERTH_FALLBACK_NO_ROOM, err->msg)) {
@@ -320,7 +324,9 @@ static void deliver_loaded(struct berth_post *post)
     struct berth_err err = msg->err;
     copy->sched->loads_under_way--;
     berth_timers_disarm(&copy->sched->timers, &copy->start_timer);
-    berth_device_observe(copy->device, copy->sched->now_ns);
+    if (msg->lost) {
+        berth_suspect_mark(copy);
+    }
     if (err.code == BERTH_OK && msg->epoch != atomic_load(&copy->device->worker->epoch)) {
         (void)berth_fail(&err, BERTH_UNAVAILABLE, "its worker process has ended"); /* R10 */
     }
@@ -354,7 +360,8 @@ static void end_badly(struct berth_copy *copy, const struct berth_err *err)
     struct berth_runtime *runtime = copy->runtime;
     bool abandoned = copy->abandoned;
     bool stopped = copy->told_to_stop && err->code == BERTH_CANCELLED;
-    bool goes_on = !abandoned && (stopped || berth_device_refused(copy, err));
+    bool behind = copy->device->gpu && copy->msg.err.code == BERTH_OK; /* loaded, and lost since */
+    bool goes_on = !abandoned && (stopped || behind || berth_device_refused(copy, err));
     if (goes_on && !copy->unwanted) {
         load_again(copy);
         return;

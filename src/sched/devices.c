@@ -24,7 +24,6 @@ static void pass(struct berth_copy *copy, struct berth_device *device, enum bert
                  const char *why);
 static uint64_t bit_of(const struct berth_sched *sched, const struct berth_device *device);
 static uint64_t room_of(const struct berth_residency *ledger);
-static uint64_t pause_ns(uint32_t in_row);
 
 struct berth_device *berth_device_choose(struct berth_copy *copy)
 {
@@ -69,6 +68,9 @@ bool berth_device_refused(struct berth_copy *copy, const struct berth_err *err)
     if (!copy->device->gpu) {
         return false;
     }
+    if (copy->msg.lost && berth_suspect_load(copy)) {
+        return true;
+    }
     switch (err->code) {
     case BERTH_UNSUPPORTED:
     case BERTH_TOO_LARGE:
@@ -77,7 +79,7 @@ bool berth_device_refused(struct berth_copy *copy, const struct berth_err *err)
         break;
     case BERTH_UNAVAILABLE:
     case BERTH_INTERNAL:
-        runtime->t_gpu_ns = copy->sched->now_ns + pause_ns(runtime->gpu_refusals++);
+        runtime->t_gpu_ns = copy->sched->now_ns + berth_device_pause_ns(runtime->gpu_refusals++);
         break;
     default:
         return false;
@@ -118,7 +120,7 @@ bool berth_device_calls(const struct berth_copy *copy)
     return false;
 }
 
-void berth_device_observe(struct berth_device *device, uint64_t now_ns)
+void berth_device_fault(struct berth_sched *sched, struct berth_device *device)
 {
     uint64_t epoch = atomic_load(&device->worker->epoch);
     if (epoch == device->epoch_seen) {
@@ -126,9 +128,17 @@ void berth_device_observe(struct berth_device *device, uint64_t now_ns)
     }
     device->epoch_seen = epoch;
     atomic_fetch_add(&device->faults_total, 1);
+    device->lost_out = device->gpu ? device->under_way : 0;
+    if (device->gpu && device->lost_out == 0) {
+        berth_suspects_judge(sched, device);
+    }
+}
+
+void berth_device_ail(struct berth_device *device, uint64_t now_ns)
+{
     device->faults++;
     if (device->faults > 1) { /* one is no illness */
-        device->t_well_ns = now_ns + pause_ns(device->faults - 2);
+        device->t_well_ns = now_ns + berth_device_pause_ns(device->faults - 2);
     }
 }
 
@@ -136,6 +146,11 @@ void berth_device_worked(struct berth_device *device)
 {
     device->faults = 0;
     device->t_well_ns = 0;
+}
+
+uint64_t berth_device_pause_ns(uint32_t in_row)
+{
+    return PAUSE_NS << (in_row < PAUSE_DOUBLINGS_MAX ? in_row : PAUSE_DOUBLINGS_MAX);
 }
 
 bool berth_device_starts(struct berth_device *device)
@@ -163,6 +178,10 @@ static enum berth_fallback judge(const struct berth_runtime *runtime,
     uint64_t now_ns = runtime->sched->now_ns;
     if (!device->gpu) {
         return BERTH_FALLBACK_NONE;
+    }
+    if (berth_suspect_kept_off(runtime, spec)) {
+        *why = runtime->suspicion;
+        return BERTH_FALLBACK_KEPT_OFF;
     }
     if (!berth_device_is_well(device, now_ns)) {
         *why = now_ns < device->t_well_ns ? "its worker process keeps ending"
@@ -225,9 +244,4 @@ static uint64_t room_of(const struct berth_residency *ledger)
         return UINT64_MAX; /* no limit */
     }
     return ledger->bytes_used < ledger->bytes_max ? ledger->bytes_max - ledger->bytes_used : 0;
-}
-
-static uint64_t pause_ns(uint32_t in_row)
-{
-    return PAUSE_NS << (in_row < PAUSE_DOUBLINGS_MAX ? in_row : PAUSE_DOUBLINGS_MAX);
 }

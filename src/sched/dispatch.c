@@ -105,9 +105,7 @@ static void deliver(struct berth_post *post)
     copy->device->under_way--;
     copy->virtual_ns = copy->virtual_ns - seat->charged_ns + run_ns;
     berth_copy_measure(copy, msg->bytes_used);
-    if (msg->err.code == BERTH_OK && (msg->kind == BERTH_WORKER_RUN || msg->budget_ns > 0)) {
-        berth_device_worked(copy->device);
-    }
+    berth_suspects_note(copy, msg);
     copy->batcher->ops->finish(seat); /* may dispatch: rows that go to another copy */
     seat->busy = false;
     berth_dispatch_mark(copy);

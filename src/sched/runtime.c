@@ -146,6 +146,7 @@ void berth_runtime_unload(struct berth_runtime *runtime)
     runtime->failures = 0;
     runtime->promised = false;
     runtime->t_gpu_ns = 0;
+    berth_timers_disarm(&runtime->sched->timers, &runtime->kept_timer);
     if (runtime->next != NULL) {
         berth_copy_retire(runtime->next);
         answer_waiting(runtime, &err);
@@ -261,6 +262,7 @@ void berth_runtime_destroy(struct berth_runtime *runtime)
 {
     BERTH_ASSERT(berth_list_empty(&runtime->copies) && berth_list_empty(&runtime->waiting) &&
                  berth_list_empty(&runtime->waits));
+    berth_timers_disarm(&runtime->sched->timers, &runtime->kept_timer);
     berth_list_remove(&runtime->link);
     berth_spec_release(runtime->after);
     runtime->model->sched_state = NULL;

@@ -95,6 +95,7 @@ void berth_flights_fail(struct berth_process_worker *worker, struct berth_link *
         flight->msg = NULL;
         if (msg != NULL) {
             msg->not_begun = flight->pieces_sent == 0;
+            msg->lost = flight->pieces_sent > 0;
             berth_message_fail(worker, msg, err);
         }
         berth_flight_destroy(flight);

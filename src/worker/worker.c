@@ -10,7 +10,7 @@ void berth_worker_send(struct berth_worker *worker, struct berth_worker_msg *msg
 {
     msg->worker = worker;
     msg->err.code = BERTH_OK;
-    msg->not_begun = false;
+    msg->not_begun = msg->lost = false;
     atomic_store_explicit(&msg->clock, 0, memory_order_relaxed);
     worker->ops->send(worker, msg);
 }

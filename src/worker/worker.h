@@ -48,6 +48,7 @@ struct berth_worker_msg {
     struct berth_err err;            /* of the whole message */
     bool not_begun;                  /* RUN, STEP: lost with the worker's process before that had
                                         any of it: its rows may go to another copy of the model */
+    bool lost;                       /* RUN, STEP, LOAD: lost with the process, which had it */
     uint64_t t_started_ns;
     uint64_t t_ended_ns;
     uint64_t bytes_used;             /* LOAD, RUN, STEP: what the model holds then; 0: unknown */
