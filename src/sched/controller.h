@@ -117,6 +117,7 @@ struct berth_copy {
     bool unwanted;                 /* LOADING, and nobody waits for it (S16) */
     bool told_to_stop;             /* its LOAD may come back CANCELLED */
     uint64_t passed;               /* devices that did not take this load, a bit for each (S15) */
+    bool moves;                    /* the current copy is the same elsewhere: only to a GPU */
     struct berth_timer start_timer; /* LOADING: has its device been starting for too long? */
     bool evicted;                  /* RETIRING to make room */
     struct berth_lease lease;
@@ -263,6 +264,8 @@ void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy
 void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err *err,
                           bool refused);
 void berth_runtime_stopped(struct berth_runtime *runtime); /* its load, which nobody wanted */
+/* Its load would make what serves already (berth_device_stays); the copy, PENDING, is gone then. */
+void berth_runtime_stays(struct berth_runtime *runtime, struct berth_copy *copy);
 void berth_runtime_emptied(struct berth_runtime *runtime, bool evicted); /* a copy is gone */
 void berth_runtime_destroy(struct berth_runtime *runtime);
 uint32_t berth_runtime_predict_ms(const struct berth_runtime *runtime); /* until it is warm */
@@ -290,6 +293,8 @@ bool berth_device_refused(struct berth_copy *copy, const struct berth_err *err);
 void berth_device_took(struct berth_copy *copy); /* its load went well */
 /* It serves on another device than the one that would be asked now. */
 bool berth_device_calls(const struct berth_copy *copy);
+/* It would be what is there already: nothing has changed, and no GPU takes it. */
+bool berth_device_stays(const struct berth_copy *copy);
 /* Its process has ended, and that cost something. Once for each, however often it is said. */
 void berth_device_fault(struct berth_sched *sched, struct berth_device *device);
 void berth_device_ail(struct berth_device *device, uint64_t now_ns); /* it is the device's fault */

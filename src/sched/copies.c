@@ -172,6 +172,10 @@ void berth_copies_pump(struct berth_sched *sched)
             return;
         }
         berth_list_remove(&copy->load_link);
+        if (code == BERTH_OK && berth_device_stays(copy)) {
+            berth_runtime_stays(runtime, copy);
+            continue;
+        }
         if (code == BERTH_OK) {
             send_load(copy);
             continue;
@@ -232,6 +236,9 @@ static enum berth_code make_room(struct berth_copy *copy, struct berth_err *err)
     }
     for (;;) {
         copy->device = berth_device_choose(copy);
+        if (berth_device_stays(copy)) {
+            return BERTH_OK;
+        }
         BERTH_TRY(berth_suspect_admit(copy, err));
         enum berth_code code = reserve(copy, err);
         if (code == BERTH_OK || code == BERTH_BUSY ||
@@ -397,9 +404,11 @@ static void load_elsewhere(struct berth_copy *copy, struct berth_err *err)
     struct berth_runtime *runtime = copy->runtime;
     struct berth_model_spec *spec = berth_spec_retain(copy->spec);
     uint64_t passed = copy->passed;
+    bool moves = copy->moves;
     berth_copy_retire(copy);
     if (berth_runtime_load(runtime, spec, err) == BERTH_OK) {
         runtime->next->passed = passed;
+        runtime->next->moves = moves;
     } else {
         berth_runtime_failed(runtime, err, false);
     }

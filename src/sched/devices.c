@@ -120,6 +120,12 @@ bool berth_device_calls(const struct berth_copy *copy)
     return false;
 }
 
+bool berth_device_stays(const struct berth_copy *copy)
+{
+    const struct berth_copy *current = copy->runtime->current;
+    return copy->moves && current != NULL && current->device == copy->device;
+}
+
 void berth_device_fault(struct berth_sched *sched, struct berth_device *device)
 {
     uint64_t epoch = atomic_load(&device->worker->epoch);

@@ -233,6 +233,19 @@ void berth_runtime_stopped(struct berth_runtime *runtime)
     try_after(runtime, NULL);
 }
 
+void berth_runtime_stays(struct berth_runtime *runtime, struct berth_copy *copy)
+{
+    struct berth_model *model = runtime->model;
+    const char *device = copy->device->worker->device;
+    berth_log_info("sched", 0, "stays where it is model=%s version=%" PRIu64 " device=%s",
+                   model->name, model->version, device);
+    berth_model_set_place(model, device, runtime->fallback_why);
+    runtime->next = NULL;
+    runtime->promised = false;
+    berth_copy_destroy(copy);
+    try_after(runtime, NULL);
+}
+
 /* A copy is gone. What still leaves is neither current nor next. */
 void berth_runtime_emptied(struct berth_runtime *runtime, bool evicted)
 {

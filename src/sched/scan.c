@@ -230,6 +230,9 @@ static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
         struct berth_model_spec *spec = found->spec;
         found->spec = NULL;
         berth_op_load(op, runtime, spec);
+        if (same && runtime->next != NULL) {
+            runtime->next->moves = true;
+        }
     } else if (op->kind == BERTH_ADMIN_SCAN && !same && !wait_on &&
                found->spec->files_stamp != 0 && op->sched->options.mode == BERTH_CONTROL_POLL) {
         struct berth_model_spec *spec = found->spec;

@@ -397,9 +397,16 @@ static void destroy_while_somebody_waits_for_the_start(void **state)
 
 static const char *const gpu_engines[] = {"null", NULL};
 
+static enum berth_code gpu_refuses; /* OK: nothing */
+static uint64_t gpu_bytes;          /* that a load there comes to */
+
 static void gpu_send(struct berth_worker *worker, struct berth_worker_msg *msg)
 {
     msg->instance_count = msg->slots = 1;
+    if (msg->kind == BERTH_WORKER_LOAD && gpu_refuses != BERTH_OK) {
+        (void)berth_fail(&msg->err, gpu_refuses, "not now");
+    }
+    msg->bytes_used = msg->kind == BERTH_WORKER_LOAD ? gpu_bytes : 0;
     berth_queue_post(worker->replies, &msg->post.link);
 }
 
@@ -438,6 +445,56 @@ static void a_load_brings_a_model_back_to_the_gpu(void **state)
     yard_close(&yard);
 }
 
+/* S15: a load asks the GPU again, which does not take it again: the CPU's copy stays, and there is
+ * never a second one. With other files it is replaced. */
+static void a_load_leaves_what_no_gpu_takes(void **state)
+{
+    static const struct berth_worker_ops gpu_ops = {
+        .name = "gpu", .send = gpu_send, .destroy = rig_no_destroy};
+    struct berth_worker gpu = {.ops = &gpu_ops, .device = "cuda:0", .parallel_max = 1,
+                               .bytes_max = 200, .engines = gpu_engines};
+    struct yard yard;
+    struct berth_admin admin;
+    char why[240];
+    yard_open(&yard, BERTH_CONTROL_EXPLICIT);
+    struct berth_worker *workers[2] = {&yard.rig.worker, &gpu};
+    yard.rig.options.workers = workers;
+    yard.rig.options.worker_count = 2;
+    atomic_store(&gpu.condition, BERTH_WORKER_FAILING);
+    rig_begin(&yard.rig);
+    until_idle(&yard);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    struct berth_model *model = berth_catalog_find(yard.rig.catalog, "a", 0);
+    assert_string_equal(berth_model_place(model, why, sizeof(why)), "fake:0");
+    atomic_store(&gpu.condition, BERTH_WORKER_READY);
+    for (int i = 0; i < 2; i++) { /* refused, then loaded and too large */
+        gpu_refuses = i == 0 ? BERTH_UNAVAILABLE : BERTH_OK;
+        gpu_bytes = i == 0 ? 0 : 201;
+        ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+        assert_int_equal(rig_count(&yard.rig, BERTH_WORKER_LOAD), 0);
+        assert_ptr_equal(yard.rig.admin_back, &admin);
+        assert_int_equal(admin.err.code, BERTH_OK);
+        assert_int_equal(yard.rig.loads, 1);
+        assert_string_equal(berth_model_place(model, why, sizeof(why)), "fake:0");
+        assert_non_null(strstr(why, i == 0 ? "not now" : "it took 201"));
+        assert_int_equal(berth_model_state(model), BERTH_STATE_WARM);
+        rig_advance(&yard.rig, 31 * BERTH_NS_PER_S);
+    }
+    write_config(&yard, "a", "backend: \"identity\" max_batch_size: 3");
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    finish_kind(&yard, BERTH_WORKER_UNLOAD);
+    assert_ptr_equal(yard.rig.admin_back, &admin);
+    assert_int_equal(yard.rig.loads, 2);
+    assert_int_equal(yard.rig.loaded_count, 1);
+    assert_int_equal(batch_of(&yard, "a"), 3);
+    gpu_refuses = BERTH_OK;
+    gpu_bytes = 0;
+    berth_model_release(model);
+    yard_close(&yard);
+}
+
 int main(void)
 {
     berth_log_set_level(BERTH_LOG_ERROR);
@@ -454,6 +511,7 @@ int main(void)
         cmocka_unit_test(a_start_that_cannot_read_says_so),
         cmocka_unit_test(destroy_while_somebody_waits_for_the_start),
         cmocka_unit_test(a_load_brings_a_model_back_to_the_gpu),
+        cmocka_unit_test(a_load_leaves_what_no_gpu_takes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
