@@ -3,8 +3,10 @@
  * As Triton, every scalar, list and map of a message is there, also when nobody set it; messages
  * only when they were set, but for three (the table's `absent`). What describe completed comes from
  * the spec: names, batch size, inputs and outputs, dynamic batching. Instance groups are shown with
- * the kind they came to where the model runs; else as written, so that the answer, read as a config,
- * means the same.
+ * the kind they came to where the model runs, else as written.
+ * A worker process gets what was written only. It describes the model itself; with what describe
+ * completed here as if it had been written, it would judge another config: a speech model's batch
+ * size is its slots before, and 0 after.
  */
 #include <math.h>
 #include <string.h>
@@ -52,6 +54,26 @@ char *berth_spec_config_json(const struct berth_model_spec *spec, enum berth_ins
             out.length = before;
         } else {
             first = false;
+        }
+    }
+    berth_buf_puts(&out, "}");
+    return berth_buf_release(&out, NULL);
+}
+
+/* Only a batch size means something else when it is not there than when it is the default. */
+char *berth_spec_config_given(const struct berth_model_spec *spec)
+{
+    struct berth_buf out = {0};
+    bool first = true;
+    if (spec->config == NULL) {
+        return berth_spec_config_json(spec, BERTH_KIND_AUTO);
+    }
+    berth_buf_puts(&out, "{");
+    for (size_t i = 0; i < berth_config_model.field_count; i++) {
+        const struct berth_config_field *field = &berth_config_model.fields[i];
+        if (strcmp(field->name, "max_batch_size") != 0 ||
+            berth_config_find(spec->config, field->name) != NULL) {
+            first = !write_field(&out, field, spec->config, first) && first;
         }
     }
     berth_buf_puts(&out, "}");

@@ -117,10 +117,12 @@ bool berth_config_boolean(const struct berth_config_node *message, const char *n
 
 /* The answer of GET /v2/models/NAME/config, in Triton's form and order: what was written, completed
  * by the spec. ran: KIND_CPU or KIND_GPU, where the model is loaded, which instance groups that
- * leave it open are shown with; KIND_AUTO: groups as they are written, so that the answer, read as a
- * config, gives the same spec. berth_alloc'd and the caller's; NULL: no memory. Any thread that may
- * read the spec. */
+ * leave it open are shown with; KIND_AUTO: groups as they are written. berth_alloc'd and the
+ * caller's; NULL: no memory. Any thread that may read the spec. */
 char *berth_spec_config_json(const struct berth_model_spec *spec,
                              enum berth_instance_kind ran) BERTH_MUST_USE;
+/* The config as it was read, without what describe completed: who reads and describes it gets the
+ * same spec. Of a spec without a config, that of berth_spec_config_json. Likewise the caller's. */
+char *berth_spec_config_given(const struct berth_model_spec *spec) BERTH_MUST_USE;
 
 #endif

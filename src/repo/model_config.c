@@ -652,8 +652,14 @@ static enum berth_code map_warmup(struct mapping *mapping, const struct berth_co
     }
     for (const struct berth_config_node *entry = berth_config_find(node, "inputs"); entry != NULL;
          entry = berth_config_again(entry)) {
-        BERTH_TRY(map_warmup_input(mapping, entry, &warmup->inputs[warmup->input_count]));
-        warmup->input_count++;
+        const char *name = berth_config_string(entry, "key");
+        size_t at = 0;
+        while (at < warmup->input_count && strcmp(warmup->inputs[at].name, name) != 0) {
+            at++; /* as with parameters */
+        }
+        warmup->inputs[at] = (struct berth_warmup_input){.name = name};
+        BERTH_TRY(map_warmup_input(mapping, entry, &warmup->inputs[at]));
+        warmup->input_count += at == warmup->input_count;
     }
     return BERTH_OK;
 }
@@ -663,7 +669,6 @@ static enum berth_code map_warmup_input(struct mapping *mapping,
                                         struct berth_warmup_input *input)
 {
     const struct berth_config_node *value = berth_config_find(entry, "value");
-    input->name = berth_config_string(entry, "key");
     input->dtype = dtypes[berth_config_integer(value, "data_type")];
     input->file = berth_config_string(value, "input_data_file");
     if (input->dtype == BERTH_DTYPE_NONE) {

@@ -128,7 +128,7 @@ static bool send_load(struct berth_process_worker *worker, struct berth_flight *
 {
     const struct berth_model_spec *spec = flight->msg->spec;
     struct berth_wire_writer *writer = &worker->writer;
-    char *config = berth_spec_config_json(spec, BERTH_KIND_AUTO);
+    char *config = berth_spec_config_given(spec);
     size_t length = config == NULL ? 0 : strlen(config);
     int fd = memfd_create("berth-config", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     bool written = config != NULL && fd >= 0 && write(fd, config, length) == (ssize_t)length;

@@ -442,6 +442,95 @@ static void what_is_written_reads_the_same(void **state)
     }
 }
 
+/* Of entries with the same key the last counts, as protobuf has it. */
+static void last_of_equal_keys_counts(void **state)
+{
+    static const char text[] =
+        "parameters [ { key: \"k\" value { string_value: \"1\" } }, { key: \"l\" },"
+        " { key: \"k\" value { string_value: \"2\" } } ]\n"
+        "dynamic_batching { priority_levels: 2 default_priority_level: 1 priority_queue_policy ["
+        " { key: 2 value { max_queue_size: 3 } }, { key: 2 value { max_queue_size: 4 } } ] }\n"
+        "model_warmup { name: \"w\" inputs [ { key: \"x\" value { data_type: TYPE_FP32 dims: 1"
+        " input_data_file: \"f\" } }, { key: \"y\" value { data_type: TYPE_INT8 } },"
+        " { key: \"x\" value { data_type: TYPE_BOOL dims: [ 2, 3 ] } } ] }\n";
+    struct berth_err err = {0};
+    struct berth_version_policy policy;
+    struct berth_model_spec *specs[2] = {NULL, NULL};
+    (void)state;
+    assert_int_equal(read_config(text, false, &specs[0], &policy, &err), BERTH_OK);
+    char *json = berth_spec_config_given(specs[0]);
+    assert_int_equal(read_config(json, true, &specs[1], &policy, &err), BERTH_OK);
+    for (size_t i = 0; i < 2; i++) {
+        const struct berth_model_spec *spec = specs[i];
+        assert_int_equal(spec->parameter_count, 2);
+        assert_string_equal(berth_spec_parameter(spec, "k", ""), "2");
+        assert_int_equal(spec->dynamic.policies[1].count_max, 4);
+        assert_int_equal(spec->warmups[0].input_count, 2);
+        const struct berth_warmup_input *input = spec->warmups[0].inputs;
+        input += strcmp(input->name, "x") != 0;
+        assert_string_equal(input->name, "x");
+        assert_int_equal(input->dtype, BERTH_DTYPE_BOOL);
+        assert_int_equal(input->rank, 2);
+        assert_int_equal(input->source, BERTH_WARMUP_ZERO);
+        assert_string_equal(input->file, "");
+        berth_spec_release(specs[i]);
+    }
+    berth_free(json);
+}
+
+/* A worker process describes the model itself, so what describe completed here is not told. */
+static void what_is_given_reads_the_same(void **state)
+{
+    static const struct {
+        const char *text;
+        uint64_t completed; /* what describe made of the batch size */
+        const char *json;   /* a part of it; NULL: max_batch_size is not in it */
+    } cases[] = {
+        {"max_batch_size: 16 dynamic_batching { preferred_batch_size: [ 8, 16 ] }", 0,
+         "\"max_batch_size\":16,"},
+        {"max_batch_size: 16 model_warmup { name: \"w\" batch_size: 9 }", 0,
+         "\"max_batch_size\":16,"},
+        {"max_batch_size: 0", 0, "\"max_batch_size\":0,"},
+        {"dynamic_batching { preferred_batch_size: 8 }", 4, NULL},
+        {"model_warmup { name: \"w\" batch_size: 9 }", 4, NULL},
+        {"input { name: \"x\" data_type: TYPE_FP32 dims: 1 is_non_linear_format_io: true }", 4,
+         "\"is_non_linear_format_io\":true"},
+        {"parameters { key: \"slots\" value { string_value: \"3\" } }", 0,
+         "\"slots\":{\"string_value\":\"3\"}"},
+        {"", 4, NULL},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        struct berth_version_policy policy;
+        struct berth_model_spec *spec = NULL, *again = NULL;
+        assert_int_equal(read_config(cases[i].text, false, &spec, &policy, &err), BERTH_OK);
+        uint64_t batch_size = spec->batch_size_max;
+        spec->batch_size_max = cases[i].completed;
+        spec->batching = BERTH_BATCHING_DYNAMIC;
+        spec->backend = "completed";
+        spec->default_model_filename = "completed";
+        char *json = berth_spec_config_given(spec);
+        assert_non_null(json);
+        assert_non_null(strstr(json, cases[i].json == NULL ? "{" : cases[i].json));
+        assert_true(cases[i].json != NULL || strstr(json, "max_batch_size") == NULL);
+        assert_null(strstr(json, "completed"));
+        if (read_config(json, true, &again, &policy, &err) != BERTH_OK) {
+            fail_msg("%s: %s", cases[i].text, err.msg);
+        }
+        assert_int_equal(again->batch_size_max, batch_size);
+        assert_int_equal(again->batch_size_set, spec->batch_size_set);
+        assert_int_equal(again->batching_set, spec->batching_set);
+        assert_int_equal(again->input_count, spec->input_count);
+        assert_int_equal(again->dynamic.preferred_count, spec->dynamic.preferred_count);
+        assert_int_equal(again->warmup_count, spec->warmup_count);
+        assert_int_equal(again->parameter_count, spec->parameter_count);
+        berth_free(json);
+        berth_spec_release(spec);
+        berth_spec_release(again);
+    }
+}
+
 static void reads_json_configs(void **state)
 {
     static const struct {
@@ -595,6 +684,8 @@ static void survives_failing_allocations(void **state)
             if (spec != NULL) {
                 spec->name = "m";
                 if (berth_model_config_read(&config, spec, &policy, &err) == BERTH_OK) {
+                    written = berth_spec_config_given(spec);
+                    berth_free(written);
                     written = berth_spec_config_json(spec, BERTH_KIND_CPU);
                 }
             }
@@ -633,6 +724,8 @@ int main(void)
         cmocka_unit_test(says_what_a_config_has_wrong),
         cmocka_unit_test(maps_a_whole_config),
         cmocka_unit_test(what_is_written_reads_the_same),
+        cmocka_unit_test(what_is_given_reads_the_same),
+        cmocka_unit_test(last_of_equal_keys_counts),
         cmocka_unit_test(reads_json_configs),
         cmocka_unit_test(writes_the_config_as_triton_does),
         cmocka_unit_test(writes_a_model_without_a_config),
