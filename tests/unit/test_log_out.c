@@ -17,6 +17,7 @@
 
 #define THREADS 4
 #define LINES_EACH 2000
+#define PATIENCE_NS (300 * BERTH_NS_PER_S) /* for a reader who comes, however busy the machine */
 
 static int stderr_saved;
 static int read_fd, write_fd;
@@ -285,7 +286,7 @@ static void a_line_of_which_a_part_fits(void **state)
 }
 
 /* A process of its own, which ends by exit() with standard error on our sink. */
-static pid_t start_child(uint64_t lines, bool fault)
+static pid_t start_child(uint64_t lines, bool fault, bool is_read)
 {
     fflush(stdout);
     pid_t pid = fork();
@@ -294,6 +295,7 @@ static pid_t start_child(uint64_t lines, bool fault)
         /* The writer's thread is not in this process. */
         writer_started = false;
         atomic_store(&used, false);
+        flush_ns_max = is_read ? PATIENCE_NS : FLUSH_NS_MAX;
         for (uint64_t i = 0; i < lines; i++) {
             put("a", i);
         }
@@ -311,7 +313,7 @@ static void the_last_lines_before_exit(void **state)
         struct seen seen = {0};
         int status = 0;
         open_sink(sink);
-        pid_t pid = start_child(200, false);
+        pid_t pid = start_child(200, false, true);
         for (uint64_t left = 200; left > 0; left--) {
             char byte = 0;
             while (byte != '\n') {
@@ -332,7 +334,7 @@ static void the_end_waits_so_long_and_no_longer(void **state)
     (void)state;
     for (enum sink sink = SINK_PIPE; sink < SINK_COUNT; sink++) {
         open_sink(sink);
-        pid_t pid = start_child(20000, false);
+        pid_t pid = start_child(20000, false, false);
         assert_int_equal(waitpid(pid, &status, 0), pid); /* nobody reads */
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 7);
         close_sink();
@@ -350,7 +352,7 @@ static void a_fault_ends_the_process(void **state)
         char text[1000] = "";
         int status = 0;
         open_sink(SINK_PIPE);
-        pid_t pid = start_child(rows[i].lines, true);
+        pid_t pid = start_child(rows[i].lines, true, rows[i].read);
         assert_int_equal(waitpid(pid, &status, 0), pid);
         assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
         if (rows[i].read) {
@@ -395,5 +397,6 @@ int main(void)
         cmocka_unit_test(a_line_of_which_a_part_fits),
         cmocka_unit_test(nowhere_to_write_to),
     };
+    flush_ns_max = PATIENCE_NS;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
