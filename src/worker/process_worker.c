@@ -323,6 +323,11 @@ static void tick(struct berth_process_worker *worker, uint64_t now_ns)
                    now_ns - child->t_state_ns > REAP_NS_MAX) {
             snprintf(text, sizeof(text), "worker process %s: killed, and does not end",
                      worker->why[0] == '\0' ? "ended" : worker->why);
+            if (!worker->end_told) {
+                berth_log_error("worker", 0, "%s device=%s pid=%d", text, worker->base.device,
+                                (int)child->pid);
+                atomic_store(&worker->base.condition, BERTH_WORKER_FAILING);
+            }
             fail_under_way(worker, text, true);
         }
         break;
@@ -340,6 +345,7 @@ static void start_child(struct berth_process_worker *worker, uint64_t now_ns)
                                           .buffer_bytes = SOCKET_BYTES};
     snprintf(number, sizeof(number), "%d", BERTH_CHILD_SOCKET);
     worker->why[0] = '\0';
+    worker->end_told = false;
     worker->t_send_ns = 0;
     if (berth_child_start(&worker->child, &options, now_ns, &err) != BERTH_OK) {
         berth_log_err(BERTH_LOG_WARN, "worker", 0, &err);
@@ -380,13 +386,14 @@ void berth_process_lose(struct berth_process_worker *worker, const char *why)
     }
     const char *by_itself =
         worker->child.state == BERTH_CHILD_STARTING ? "does not start" : "has ended";
-    snprintf(worker->why, sizeof(worker->why), "%s", why == NULL ? "" : why);
+    snprintf(worker->why, sizeof(worker->why), "%.79s", why == NULL ? "" : why);
     berth_log_warn("worker", 0, "a worker process %s device=%s pid=%d",
                    why == NULL ? by_itself : why, worker->base.device, (int)worker->child.pid);
     berth_child_kill(&worker->child, berth_clock_now_ns()); /* its socket leaves epoll with it */
 }
 
-/* P4, in this order: the controller hears of the loss before it sees the messages that failed.
+/* P4, in this order: the controller hears of the loss before it sees the messages that failed, and
+ * once of each child's, however long that takes to end.
  * Loads that were not sent wait for the next child, unless this one did not even start (`all`). */
 static void fail_under_way(struct berth_process_worker *worker, const char *ending, bool all)
 {
@@ -405,9 +412,12 @@ static void fail_under_way(struct berth_process_worker *worker, const char *endi
     for (size_t i = 0; i < BERTH_REMOTES_BUCKETS; i++) {
         had_models = had_models || worker->remotes[i] != NULL;
     }
-    atomic_fetch_add(&worker->base.epoch, 1);
-    if (had_models) {
-        berth_worker_fault_post(&worker->base);
+    if (!worker->end_told) {
+        worker->end_told = true;
+        atomic_fetch_add(&worker->base.epoch, 1);
+        if (had_models) {
+            berth_worker_fault_post(&worker->base);
+        }
     }
     (void)berth_fail(&err, BERTH_UNAVAILABLE, "%s", ending);
     berth_flights_fail(worker, &worker->sent, &err);

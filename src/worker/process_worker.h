@@ -73,6 +73,7 @@ struct berth_process_worker {
     uint64_t t_send_ns;           /* nothing is sent before; 0: it may be */
     struct berth_child child;
     char why[80];                 /* the child was given up; "": it ended by itself */
+    bool end_told;                /* this child's end has counted, and its messages are home */
     struct berth_link outbox, sent, releases;
     struct berth_remote *remotes[BERTH_REMOTES_BUCKETS];
     uint64_t id_last, token_last;
