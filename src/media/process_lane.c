@@ -34,6 +34,7 @@ static void read_message(struct berth_process_lane *lane, const struct berth_say
 static void give_room(struct berth_process_lane *lane, uint64_t frames);
 static void finish_job(struct berth_process_lane *lane, const struct berth_say_message *done);
 static void end_job(struct berth_process_lane *lane, uint64_t frames);
+static void kill_process(struct berth_process_lane *lane);
 
 void berth_process_lane_init(struct berth_process_lane *lane, struct berth_lane_env *env)
 {
@@ -77,7 +78,7 @@ bool berth_process_lane_begin(struct berth_process_lane *lane, struct berth_medi
     if (!is_sent) {
         berth_slabs_give(lane->env->slabs, &lane->copy);
         lane->job = NULL;
-        berth_process_kill(&lane->process);
+        kill_process(lane);
     }
     return is_sent;
 }
@@ -92,7 +93,7 @@ void berth_process_lane_tick(struct berth_process_lane *lane, uint64_t now_ns)
         break;
     case BERTH_CHILD_STARTING:
         if (now_ns - lane->process.child.t_state_ns > START_NS_MAX) {
-            berth_process_kill(&lane->process);
+            kill_process(lane);
         }
         break;
     case BERTH_CHILD_UP:
@@ -118,13 +119,13 @@ void berth_process_lane_readable(struct berth_process_lane *lane)
             return;
         }
         if (got <= 0) {
-            berth_process_kill(&lane->process); /* it has ended; reaped() sees how */
+            kill_process(lane); /* it has ended; reaped() sees how */
             return;
         }
         if (berth_talk_accept(&lane->process.talk, &raw, (size_t)got, &message, &err) !=
             BERTH_OK) {
             berth_log_warn("media", 0, "a decode process misbehaves: %s", err.msg);
-            berth_process_kill(&lane->process);
+            kill_process(lane);
             return;
         }
         read_message(lane, &message);
@@ -136,7 +137,7 @@ void berth_process_lane_stop(struct berth_process_lane *lane)
     if (lane->job != NULL && lane->verdict.code == BERTH_OK) {
         berth_fail(&lane->verdict, BERTH_UNAVAILABLE, "the server is stopping");
     }
-    berth_process_kill(&lane->process);
+    kill_process(lane);
 }
 
 struct berth_media_job *berth_process_lane_take(struct berth_process_lane *lane)
@@ -160,7 +161,7 @@ static void start(struct berth_process_lane *lane, uint64_t now_ns)
     }
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = lane};
     if (epoll_ctl(lane->env->epoll_fd, EPOLL_CTL_ADD, process->child.fd, &event) != 0) {
-        berth_process_kill(process);
+        kill_process(lane);
     }
 }
 
@@ -212,12 +213,12 @@ static void watch(struct berth_process_lane *lane, uint64_t now_ns)
         return;
     }
     if (berth_media_job_judge(lane->job, now_ns, &lane->verdict) != BERTH_OK) {
-        berth_process_kill(&lane->process);
+        kill_process(lane);
     } else if (now_ns - lane->t_begin_ns >= lane->env->timeout_ns) {
         berth_fail_field(&lane->verdict, BERTH_MEDIA, "file", "took longer than %.1f s to decode",
                          (double)lane->env->timeout_ns / 1e9);
         atomic_fetch_add(&lane->env->counters.killed_timeout, 1);
-        berth_process_kill(&lane->process);
+        kill_process(lane);
     }
 }
 
@@ -266,7 +267,7 @@ static void read_message(struct berth_process_lane *lane, const struct berth_say
     case BERTH_SAY_DONE:
         if (process->child.state == BERTH_CHILD_STARTING) {
             memcpy(process->start_message, message->text, sizeof(process->start_message));
-            berth_process_kill(process);
+            kill_process(lane);
         } else {
             finish_job(lane, message);
         }
@@ -293,7 +294,7 @@ static void give_room(struct berth_process_lane *lane, uint64_t frames)
         fd = berth_slabs_fd(slabs, &lane->job->out);
     }
     if (!berth_say_send(lane->process.child.fd, &message, fd, false)) {
-        berth_process_kill(&lane->process);
+        kill_process(lane);
     }
 }
 
@@ -318,7 +319,7 @@ static void finish_job(struct berth_process_lane *lane, const struct berth_say_m
     }
     end_job(lane, done->frames);
     if (is_worn) {
-        berth_process_kill(&lane->process);
+        kill_process(lane);
     }
 }
 
@@ -327,4 +328,14 @@ static void end_job(struct berth_process_lane *lane, uint64_t frames)
     berth_slabs_give(lane->env->slabs, &lane->copy);
     berth_media_job_end(lane->env->slabs, lane->job, frames);
     lane->is_done = true;
+}
+
+/* Its socket leaves epoll first: while another process is being started, that has the socket open
+ * too for a moment, and a closed one would go on being reported. */
+static void kill_process(struct berth_process_lane *lane)
+{
+    if (lane->process.child.fd >= 0) {
+        (void)epoll_ctl(lane->env->epoll_fd, EPOLL_CTL_DEL, lane->process.child.fd, NULL);
+    }
+    berth_process_kill(&lane->process);
 }

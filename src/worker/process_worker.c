@@ -3,8 +3,7 @@
  * The controller's messages go to one I/O thread over a queue; it owns the socket and all that is
  * known of the child. It sends as far as the socket takes it (process_send.c), judges what comes
  * back (process_answers.c), looks for hangs (process_watch.c), and never waits for the child.
- * DESCRIBE only reads files and is done here, by a thread that is made for the first of them, so
- * that a spec need not travel back.
+ * DESCRIBE is done in this process, by a thread of its own (process_describe.c).
  *
  * A child that ends, misbehaves or hangs is killed and reaped; then all it had comes home as
  * UNAVAILABLE, the controller is told that what was loaded is gone (P4), and another one is
@@ -39,10 +38,8 @@ static void send(struct berth_worker *base, struct berth_worker_msg *msg);
 static void cancel(struct berth_worker *base);
 static void destroy(struct berth_worker *base);
 static void *io_main(void *argument);
-static void *describe_main(void *argument);
 static void take_messages(struct berth_process_worker *worker);
 static void take_message(struct berth_process_worker *worker, struct berth_worker_msg *msg);
-static void describe_later(struct berth_process_worker *worker, struct berth_worker_msg *msg);
 static void drop_unwanted(struct berth_process_worker *worker);
 static void fail_unwanted(struct berth_process_worker *worker, struct berth_worker_msg *msg);
 static void tick(struct berth_process_worker *worker, uint64_t now_ns);
@@ -53,6 +50,7 @@ static void read_child(struct berth_process_worker *worker);
 static bool take_ready(struct berth_process_worker *worker, uint64_t now_ns);
 static void wait_for_work(struct berth_process_worker *worker, uint64_t now_ns);
 static int wait_ms(const struct berth_process_worker *worker, uint64_t now_ns);
+static void unwatch(struct berth_process_worker *worker);
 static bool is_empty(const struct berth_process_worker *worker);
 
 static const struct berth_worker_ops process_ops = {
@@ -137,9 +135,7 @@ static void destroy(struct berth_worker *base)
     berth_queue_nudge(&worker->queue);
     pthread_join(worker->thread, NULL);
     if (worker->has_describer) {
-        atomic_store(&worker->stop_describer, true);
-        berth_queue_nudge(&worker->describes);
-        pthread_join(worker->describer, NULL);
+        berth_process_describe_stop(worker);
         take_messages(worker); /* a LOAD it may have described last: fails, there is no child */
         struct berth_err err = {0};
         (void)berth_fail(&err, BERTH_UNAVAILABLE, "the server is stopping");
@@ -167,37 +163,10 @@ static void *io_main(void *argument)
             if (worker->child.state == BERTH_CHILD_DOWN) {
                 return NULL;
             }
+            unwatch(worker);
             berth_child_leave(&worker->child, now_ns);
         }
         wait_for_work(worker, now_ns);
-    }
-}
-
-static void *describe_main(void *argument)
-{
-    struct berth_process_worker *worker = argument;
-    struct berth_link posts;
-    berth_list_init(&posts);
-    for (;;) {
-        bool stops = atomic_load(&worker->stop_describer); /* before, as in io_main */
-        while (berth_queue_take(&worker->describes, &posts)) {
-            struct berth_link *link;
-            while ((link = berth_list_pop(&posts)) != NULL) {
-                struct berth_worker_msg *msg =
-                    BERTH_CONTAINER_OF(link, struct berth_worker_msg, post.link);
-                msg->t_started_ns = berth_clock_now_ns();
-                msg->err.code = berth_loaded_describe(
-                    worker->options.engine_find(msg->spec->engine), msg->spec, &msg->err);
-                msg->t_ended_ns = berth_clock_now_ns();
-                bool goes_on = msg->kind == BERTH_WORKER_LOAD && msg->err.code == BERTH_OK;
-                berth_queue_post(goes_on ? &worker->queue : worker->base.replies,
-                                 &msg->post.link);
-            }
-        }
-        if (stops) {
-            return NULL;
-        }
-        berth_queue_wait(&worker->describes, 0);
     }
 }
 
@@ -217,7 +186,7 @@ static void take_message(struct berth_process_worker *worker, struct berth_worke
     struct berth_err err = {0};
     if (msg->kind == BERTH_WORKER_DESCRIBE ||
         (msg->kind == BERTH_WORKER_LOAD && !msg->spec->completed)) {
-        describe_later(worker, msg);
+        berth_process_describe(worker, msg);
         return;
     }
     if (msg->kind == BERTH_WORKER_LOAD && atomic_load(&msg->unwanted)) {
@@ -263,21 +232,6 @@ static void fail_unwanted(struct berth_process_worker *worker, struct berth_work
 {
     struct berth_err err = {0};
     (void)berth_fail(&err, BERTH_CANCELLED, "nobody waits for it any more");
-    berth_message_fail(worker, msg, &err);
-}
-
-static void describe_later(struct berth_process_worker *worker, struct berth_worker_msg *msg)
-{
-    if (!worker->has_describer) {
-        worker->has_describer =
-            pthread_create(&worker->describer, NULL, describe_main, worker) == 0;
-    }
-    if (worker->has_describer) {
-        berth_queue_post(&worker->describes, &msg->post.link);
-        return;
-    }
-    struct berth_err err = {0};
-    (void)berth_fail(&err, BERTH_UNAVAILABLE, "cannot start a thread that reads models");
     berth_message_fail(worker, msg, &err);
 }
 
@@ -389,7 +343,8 @@ void berth_process_lose(struct berth_process_worker *worker, const char *why)
     snprintf(worker->why, sizeof(worker->why), "%.79s", why == NULL ? "" : why);
     berth_log_warn("worker", 0, "a worker process %s device=%s pid=%d",
                    why == NULL ? by_itself : why, worker->base.device, (int)worker->child.pid);
-    berth_child_kill(&worker->child, berth_clock_now_ns()); /* its socket leaves epoll with it */
+    unwatch(worker);
+    berth_child_kill(&worker->child, berth_clock_now_ns());
 }
 
 /* P4, in this order: the controller hears of the loss before it sees the messages that failed, and
@@ -532,6 +487,15 @@ void berth_process_watch(struct berth_process_worker *worker, int operation, boo
     worker->wants_out = out;
     if (epoll_ctl(worker->epoll_fd, operation, worker->child.fd, &event) != 0) {
         berth_process_lose(worker, "cannot be watched");
+    }
+}
+
+/* Before it is closed: while another process is being started, that has the socket open too for a
+ * moment, and a closed one would go on being reported. */
+static void unwatch(struct berth_process_worker *worker)
+{
+    if (worker->child.fd >= 0) {
+        (void)epoll_ctl(worker->epoll_fd, EPOLL_CTL_DEL, worker->child.fd, NULL);
     }
 }
 

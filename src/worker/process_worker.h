@@ -6,7 +6,7 @@
  *                           └─ remotes: what the child has loaded, and the rows in its slots
  *
  * process_worker.c has the thread and the process' life, process_send.c sends, process_answers.c
- * judges what comes back, process_watch.c sees when nothing does.
+ * judges what comes back, process_watch.c sees when nothing does, process_describe.c reads models.
  * Threads: all of it is the worker's I/O thread's, but the queues and the atomics.
  */
 #ifndef BERTH_PROCESS_WORKER_H
@@ -107,6 +107,11 @@ struct berth_remote_slot *berth_remote_slots(const struct berth_remote *remote, 
 void berth_process_lose(struct berth_process_worker *worker, const char *why);
 /* Its socket, by epoll: EPOLL_CTL_ADD or _MOD; `out`: for room too, and nothing is sent before. */
 void berth_process_watch(struct berth_process_worker *worker, int operation, bool out);
+
+/* process_describe.c. A DESCRIBE, or a LOAD that is to be described first and then comes back on
+ * worker->queue. */
+void berth_process_describe(struct berth_process_worker *worker, struct berth_worker_msg *msg);
+void berth_process_describe_stop(struct berth_process_worker *worker); /* once there is a thread */
 
 /* process_send.c. Sends what can be sent now. */
 void berth_process_pump(struct berth_process_worker *worker, uint64_t now_ns);

@@ -8,12 +8,16 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #define berth_child_reap fake_reap
 #include "worker/process_worker.c"
 #undef berth_child_reap
+
+#include "media/lane.h"
 
 static bool ends;
 
@@ -54,7 +58,9 @@ static struct berth_process_worker *open_worker(struct berth_queue *replies, int
 
 static void close_worker(struct berth_process_worker *worker, int far)
 {
-    close(far);
+    if (far >= 0) {
+        close(far);
+    }
     if (worker->child.fd >= 0) {
         close(worker->child.fd);
     }
@@ -104,11 +110,69 @@ static void a_child_that_does_not_end_counts_once(void **state)
     close_worker(worker, far);
 }
 
+/* A process that waits to be killed. */
+static pid_t start_sleeper(void)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        for (;;) {
+            pause();
+        }
+    }
+    assert_true(pid > 0);
+    return pid;
+}
+
+/* As in a process that is being started: the socket is closed here, and open there. */
+static void assert_silent(int epoll_fd, int copy, int far, pid_t pid)
+{
+    struct epoll_event event;
+    close(far);
+    assert_int_equal(epoll_wait(epoll_fd, &event, 1, 0), 0);
+    close(copy);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+}
+
+static void a_closed_socket_is_not_heard_of(void **state)
+{
+    struct berth_queue replies;
+    int far = -1;
+    struct berth_process_worker *worker = open_worker(&replies, &far);
+    worker->child.pid = start_sleeper();
+    int copy = fcntl(worker->child.fd, F_DUPFD_CLOEXEC, 0);
+    pid_t pid = worker->child.pid;
+    berth_process_lose(worker, "is a test");
+    assert_silent(worker->epoll_fd, copy, far, pid);
+    berth_remote_remove(worker, berth_remote_find(worker, 0));
+    close_worker(worker, -1);
+}
+
+static void nor_of_a_decoder(void **state)
+{
+    struct berth_lane_env env = {.epoll_fd = epoll_create1(EPOLL_CLOEXEC)};
+    struct berth_process_lane lane;
+    int ends_of[2];
+    assert_int_equal(pipe2(ends_of, O_CLOEXEC), 0);
+    berth_process_lane_init(&lane, &env);
+    lane.process.child.state = BERTH_CHILD_UP;
+    lane.process.child.fd = ends_of[0];
+    lane.process.child.pid = start_sleeper();
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = &lane};
+    assert_int_equal(epoll_ctl(env.epoll_fd, EPOLL_CTL_ADD, ends_of[0], &event), 0);
+    int copy = fcntl(ends_of[0], F_DUPFD_CLOEXEC, 0);
+    pid_t pid = lane.process.child.pid;
+    berth_process_lane_stop(&lane);
+    assert_silent(env.epoll_fd, copy, ends_of[1], pid);
+    close(env.epoll_fd);
+}
+
 int main(void)
 {
     berth_log_set_level(BERTH_LOG_ERROR);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_child_that_does_not_end_counts_once),
+        cmocka_unit_test(a_closed_socket_is_not_heard_of),
+        cmocka_unit_test(nor_of_a_decoder),
     };
     return cmocka_run_group_tests_name("process_ends", tests, NULL, NULL);
 }
