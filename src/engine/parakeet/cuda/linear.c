@@ -18,14 +18,8 @@
 
 #include "engine/parakeet/cuda/product_lt.h"
 #include "engine/parakeet/cuda/product_sm90.h"
-#include "engine/parakeet/e4m3.h"
 
 #define ALIGNMENT 16u
-#define BARE_MAX 1024 /* vectors; one product of 4096 takes 14 us for 126 as for 2016 (H200) */
-
-#define HALVES BERTH_PARAKEET_CUDA_HALVES
-#define SCALED BERTH_PARAKEET_CUDA_SCALED
-#define BARE BERTH_PARAKEET_CUDA_BARE
 
 /* A call, and how it is done: what run gets while ways are timed. */
 struct asked {
@@ -34,11 +28,7 @@ struct asked {
     struct berth_parakeet_cuda_lt *lt; /* NULL: a product of our own */
 };
 
-static bool well_formed(const struct berth_parakeet_linear_call *call);
-static enum berth_parakeet_cuda_operands operands_of(const struct berth_parakeet_linear_call *call);
-static struct berth_parakeet_cuda_key key_of(const struct berth_parakeet_device *device,
-                                             const struct berth_parakeet_linear_call *call);
-static float sum_factor(uint32_t in);
+static bool is_bare(const struct berth_parakeet_linear_call *call);
 static bool own(struct berth_parakeet_device *device, const struct berth_parakeet_linear_call *call,
                 bool *prepared);
 static bool own_run(void *subject, const struct berth_parakeet_cuda_way *way,
@@ -60,7 +50,7 @@ void berth_parakeet_cuda_linear(struct berth_parakeet_device *device,
     if (call->n == 0) {
         return;
     }
-    if (!well_formed(call) || pointers % ALIGNMENT != 0) {
+    if (!berth_parakeet_cuda_well_formed(call) || pointers % ALIGNMENT != 0) {
         berth_parakeet_cuda_refuse(device, "linear: 16-byte rows are needed, not of",
                                    (long)call->linear->in);
         return;
@@ -79,7 +69,7 @@ bool berth_parakeet_cuda_prepare(struct berth_parakeet_device *device,
     struct berth_parakeet_linear_call like = *call;
     struct asked asked = {device, &like, &lt};
     bool chosen = false;
-    if (call->n == 0 || !well_formed(call)) {
+    if (call->n == 0 || !berth_parakeet_cuda_well_formed(call)) {
         return false;
     }
     /* Where it lies in a run is aligned; what says here that there is one need not be. */
@@ -93,43 +83,9 @@ bool berth_parakeet_cuda_prepare(struct berth_parakeet_device *device,
     return chosen;
 }
 
-static bool well_formed(const struct berth_parakeet_linear_call *call)
+static bool is_bare(const struct berth_parakeet_linear_call *call)
 {
-    return call->linear->in % (operands_of(call) == HALVES ? 8 : 16) == 0;
-}
-
-static enum berth_parakeet_cuda_operands operands_of(const struct berth_parakeet_linear_call *call)
-{
-    const bool few = call->stream && call->scratch != NULL && call->n <= BARE_MAX;
-    if (call->linear->scale == NULL) {
-        return HALVES;
-    }
-    return call->activation == BERTH_PARAKEET_SILU || few ? BARE : SCALED;
-}
-
-/* Of all that the call asks for. */
-static struct berth_parakeet_cuda_key key_of(const struct berth_parakeet_device *device,
-                                             const struct berth_parakeet_linear_call *call)
-{
-    return (struct berth_parakeet_cuda_key){.n = call->n,
-                                            .in = call->linear->in,
-                                            .out = call->linear->out,
-                                            .ordinal = device->ordinal,
-                                            .operands = operands_of(call),
-                                            .activation = call->activation,
-                                            .bias = call->linear->bias != NULL,
-                                            .residual = call->residual != NULL,
-                                            .stream = call->stream};
-}
-
-/* A power of two by which sums of so many products of e4m3 fit a half, whatever they are. */
-static float sum_factor(uint32_t in)
-{
-    float factor = 1.0f;
-    while (BERTH_E4M3_MAX * BERTH_E4M3_MAX * (float)in > 65504.0f * factor) {
-        factor *= 2.0f;
-    }
-    return factor;
+    return berth_parakeet_cuda_operands_of(call) == BERTH_PARAKEET_CUDA_BARE;
 }
 
 /* --- products of our own --- */
@@ -143,15 +99,14 @@ static bool own(struct berth_parakeet_device *device, const struct berth_parakee
     struct berth_parakeet_cuda_way way;
     uint32_t variants[BERTH_PARAKEET_CUDA_PRODUCT90_MAX];
     struct asked asked = {device, call, NULL};
-    struct berth_parakeet_cuda_race race = {
-        .key = key_of(device, call),
+    const struct berth_parakeet_cuda_race race = {
+        .key = berth_parakeet_cuda_key_own(device->ordinal, call),
         .ways = ways,
         .count = (int)berth_parakeet_cuda_product90_list(device, call, variants),
         .behind = prepared != NULL,
         .run = own_run,
         .subject = &asked,
     };
-    race.key.own = true;
     for (int i = 0; i < race.count; i++) {
         ways[i] = (struct berth_parakeet_cuda_way){.variant = variants[i]};
     }
@@ -187,36 +142,23 @@ static bool own_run(void *subject, const struct berth_parakeet_cuda_way *way,
 
 /* --- products by cublasLt --- */
 
-/* Whether the bias is the epilogue's: that scales before it, and takes one of the output's type. */
-static bool bias_joins(const struct berth_parakeet_linear_call *call)
-{
-    return call->scale == 1.0f && !call->stream && operands_of(call) != BARE;
-}
-
 /* Describes the call and finds the algorithm for it; lt is the caller's to finish. */
 static cublasStatus_t lt_choose(struct asked *asked, bool behind,
                                 struct berth_parakeet_cuda_way *way, bool *chosen)
 {
     const struct berth_parakeet_linear_call *call = asked->call;
-    const bool bare = operands_of(call) == BARE;
+    const uint32_t in = call->linear->in;
     struct berth_parakeet_cuda_way ways[BERTH_PARAKEET_CUDA_LT_WAYS_MAX];
     struct berth_parakeet_cuda_race race = {
-        .key = key_of(asked->device, call),
+        .key = berth_parakeet_cuda_key_lt(asked->device->ordinal, call),
         .ways = ways,
         .behind = behind,
         .run = lt_run,
         .subject = asked,
     };
-    /* The rest of the call is lt_after's. */
-    race.key.bias = race.key.bias && bias_joins(call);
-    race.key.residual = race.key.residual && !bare;
-    race.key.stream = race.key.stream && !bare;
-    if (call->activation == BERTH_PARAKEET_SILU) {
-        race.key.activation = BERTH_PARAKEET_NONE;
-    }
-    const float alpha = bare ? 1.0f / sum_factor(call->linear->in) : call->scale;
+    const float alpha = is_bare(call) ? 1.0f / berth_parakeet_cuda_sum_factor(in) : call->scale;
     cublasStatus_t status = berth_parakeet_cuda_lt_make(&race.key, alpha, asked->lt);
-    *chosen = berth_parakeet_cuda_choice_find(&race.key, way);
+    *chosen = status == CUBLAS_STATUS_SUCCESS && berth_parakeet_cuda_choice_find(&race.key, way);
     if (status == CUBLAS_STATUS_SUCCESS && !*chosen) {
         status = berth_parakeet_cuda_lt_ways(asked->device, asked->lt, ways, &race.count);
         *chosen = status == CUBLAS_STATUS_SUCCESS &&
@@ -253,7 +195,7 @@ static void lt_ask(struct berth_parakeet_device *device,
         .weight = call->linear->weight,
         .in = call->in,
         .residual = call->residual,
-        .out = operands_of(call) == BARE && call->stream ? call->scratch : call->out,
+        .out = is_bare(call) && call->stream ? call->scratch : call->out,
         .bias = call->linear->bias,
         .weight_scale = call->linear->scale,
         .in_scale = call->in_scale,
@@ -277,15 +219,16 @@ static void lt_after(struct berth_parakeet_device *device,
                      const struct berth_parakeet_linear_call *call)
 {
     const struct berth_parakeet_linear *linear = call->linear;
-    if (operands_of(call) == BARE && call->stream) {
-        berth_parakeet_cuda_add_bare(device, call, sum_factor(linear->in));
+    const float factor = berth_parakeet_cuda_sum_factor(linear->in);
+    if (is_bare(call) && call->stream) {
+        berth_parakeet_cuda_add_bare(device, call, factor);
         return;
     }
-    if (operands_of(call) == BARE) {
-        berth_parakeet_cuda_silu_narrow(device, call, sum_factor(linear->in));
+    if (is_bare(call)) {
+        berth_parakeet_cuda_silu_narrow(device, call, factor);
         return;
     }
-    if (linear->bias != NULL && !bias_joins(call)) {
+    if (linear->bias != NULL && !berth_parakeet_cuda_key_lt(device->ordinal, call).bias) {
         berth_parakeet_cuda_bias(device, call);
     }
     if (call->activation == BERTH_PARAKEET_SILU) {

@@ -87,18 +87,10 @@ uint32_t berth_parakeet_cuda_algorithm_count(void)
     return count;
 }
 
-static bool keys_equal(const struct berth_parakeet_cuda_key *a,
-                       const struct berth_parakeet_cuda_key *b)
-{
-    return a->n == b->n && a->in == b->in && a->out == b->out && a->ordinal == b->ordinal &&
-           a->operands == b->operands && a->activation == b->activation && a->bias == b->bias &&
-           a->residual == b->residual && a->stream == b->stream && a->own == b->own;
-}
-
 static const struct choice *find(const struct berth_parakeet_cuda_key *key)
 {
     for (uint32_t i = 0; i < choice_count; i++) {
-        if (keys_equal(&choices[i].key, key)) {
+        if (berth_parakeet_cuda_keys_equal(&choices[i].key, key)) {
             return &choices[i];
         }
     }

@@ -9,27 +9,11 @@
 #define BERTH_LINEAR_CHOICE_H
 
 #include "engine/parakeet/cuda/cuda_device.h"
+#include "engine/parakeet/cuda/linear_key.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum berth_parakeet_cuda_operands {
-    BERTH_PARAKEET_CUDA_HALVES,
-    BERTH_PARAKEET_CUDA_SCALED, /* e4m3, with both scales in the product */
-    BERTH_PARAKEET_CUDA_BARE    /* e4m3, their sums alone */
-};
-
-/* What a way is chosen for. */
-struct berth_parakeet_cuda_key {
-    uint64_t n;
-    uint32_t in, out;
-    int ordinal;
-    enum berth_parakeet_cuda_operands operands;
-    enum berth_parakeet_activation activation; /* of those that the product itself does */
-    bool bias, residual, stream;
-    bool own; /* by product_sm90.h; else by cublasLt */
-};
 
 struct berth_parakeet_cuda_way {
     uint32_t variant;               /* own: of product_sm90.h */

@@ -24,14 +24,17 @@
 #include <cudaTypedefs.h>
 
 #include "engine/parakeet/cuda/hopper.cuh"
+#include "engine/parakeet/cuda/product_tiles.h"
 
 #define GROUP 128u             /* threads of a warpgroup */
-#define DEPTH 64u              /* halves of a slice's row: 128 bytes, the swizzle's width */
+#define DEPTH BERTH_PARAKEET_CUDA_SLICE /* a slice's row: 128 bytes, the swizzle's width */
 #define CHUNK 64u              /* rows and at most outputs that leave in one copy */
 #define BATCH 4u               /* times sixteen outputs whose residual is read at once */
 #define SHARED_ALIGNMENT 1024u /* the swizzle's period */
 #define BARRIER_GROUP 1u       /* named barriers: one of each taker, */
 #define BARRIER_TURN 4u        /* and its turn */
+#define SHARED_BYTES (227u << 10) /* what a block may have on 9.0 */
+#define BARRIERS_BYTES (16u * 16u) /* at most */
 
 /* What becomes of the sums: halves, halves after an activation, scaled and added to the stream. */
 enum product90_kind { HALVES90, SILU90, RELU90, STREAM90, KINDS90 };
@@ -57,7 +60,7 @@ struct product90_form {
     static const uint32_t stages = STAGES_;
     static const uint32_t wide = WIDE_;
     static const bool turns = TURNS_;
-    static const uint32_t rows = 64 * m * (turns ? 1 : groups);
+    static const uint32_t rows = BERTH_PARAKEET_CUDA_TILE_ROWS(groups, m, turns);
     static const uint32_t threads = GROUP * (groups + 1);
     static const uint32_t in_bytes = rows * DEPTH * 2; /* of a slice */
     static const uint32_t weight_bytes = columns * DEPTH * 2;
@@ -67,6 +70,7 @@ struct product90_form {
     static const uint32_t shared_bytes = SHARED_ALIGNMENT + stages * stage_bytes +
                                          groups * 2 * room_bytes;
     static const bool heavy = m * columns >= 256; /* accumulators: registers move to the takers */
+    static_assert(shared_bytes + BARRIERS_BYTES <= SHARED_BYTES && stages <= 16, "a block fits");
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -476,33 +480,25 @@ static __global__ void __launch_bounds__(F::threads, 1)
 }
 
 struct product90_variant {
-    const char *name;
     const void *kernels[KINDS90];
-    uint32_t rows, columns, wide, threads, shared_bytes;
+    uint32_t threads, shared_bytes;
 };
 
-template <class F> static constexpr struct product90_variant variant_of(const char *name)
+template <class F> static constexpr struct product90_variant variant_of(void)
 {
-    return {name,
-            {(const void *)product90_kernel<F, HALVES90>, (const void *)product90_kernel<F, SILU90>,
+    return {{(const void *)product90_kernel<F, HALVES90>, (const void *)product90_kernel<F, SILU90>,
              (const void *)product90_kernel<F, RELU90>,
              (const void *)product90_kernel<F, STREAM90>},
-            F::rows,
-            F::columns,
-            F::wide,
             F::threads,
             F::shared_bytes};
 }
 
-static const struct product90_variant variants[] = {
-    /* the largest first, the smallest last (list) */
-    variant_of<product90_form<2, 2, 128, 6, 1, true>>("128 x 128, in turns"),
-    variant_of<product90_form<2, 1, 128, 6, 1, false>>("128 x 128"),
-    variant_of<product90_form<2, 1, 64, 8, 1, false>>("128 x 64"),
-    variant_of<product90_form<2, 1, 32, 5, 2, false>>("128 x 32"),
-    variant_of<product90_form<1, 1, 64, 6, 2, false>>("64 x 64"),
-    variant_of<product90_form<1, 1, 32, 4, 4, false>>("64 x 32"),
-};
+#define VARIANT(GROUPS, M, COLUMNS, STAGES, WIDE, TURNS, NAME)                                     \
+    variant_of<product90_form<GROUPS, M, COLUMNS, STAGES, WIDE, TURNS>>(),
+
+static const struct berth_parakeet_cuda_tile tiles[] = {
+    BERTH_PARAKEET_CUDA_TILES(BERTH_PARAKEET_CUDA_TILE)};
+static const struct product90_variant variants[] = {BERTH_PARAKEET_CUDA_TILES(VARIANT)};
 
 #define VARIANTS ((uint32_t)(sizeof(variants) / sizeof(variants[0])))
 static_assert(VARIANTS <= BERTH_PARAKEET_CUDA_PRODUCT90_MAX, "a list has room for all");
@@ -547,15 +543,14 @@ static bool compiled(void)
     return has.sharedSizeBytes > 0;
 }
 
-static uint64_t tiles_of(const struct berth_parakeet_linear_call *call,
-                         const struct product90_variant *variant)
+static struct berth_parakeet_cuda_product product_of(const struct berth_parakeet_linear_call *call)
 {
-    return (call->n + variant->rows - 1) / variant->rows * (call->linear->out / variant->columns);
+    return {call->n, call->linear->in, call->linear->out};
 }
 
-static bool takes(const struct berth_parakeet_device *device,
-                  const struct berth_parakeet_linear_call *call,
-                  const struct product90_variant *variant)
+/* Whether there is a kernel for it, whatever the tile. */
+static bool suits(const struct berth_parakeet_device *device,
+                  const struct berth_parakeet_linear_call *call)
 {
     const struct berth_parakeet_linear *linear = call->linear;
     const uintptr_t pointers = (uintptr_t)call->in | (uintptr_t)call->out |
@@ -563,31 +558,28 @@ static bool takes(const struct berth_parakeet_device *device,
                                (uintptr_t)linear->bias;
     const bool form = call->stream ? call->activation == BERTH_PARAKEET_NONE
                                    : call->residual == NULL && call->scale == 1.0f;
-    return device->capability == 90 && form && linear->scale == NULL && linear->in > 0 &&
-           linear->in % (DEPTH * variant->wide) == 0 && linear->out > 0 &&
-           linear->out % variant->columns == 0 && call->n > 0 && call->n < 0x7fffff00u &&
-           tiles_of(call, variant) < 0x7fffff00u && pointers % 16 == 0 &&
-           variant->shared_bytes + 16 * 16 <= (uint32_t)device->shared_bytes_max &&
-           encoder() != NULL;
+    return device->capability == 90 && form && linear->scale == NULL && pointers % 16 == 0 &&
+           SHARED_BYTES <= (uint32_t)device->shared_bytes_max && encoder() != NULL;
 }
 
 static bool args_make(const struct berth_parakeet_linear_call *call,
-                      const struct product90_variant *variant, struct product90_args *args)
+                      const struct berth_parakeet_cuda_tile *tile, struct product90_args *args)
 {
     const struct berth_parakeet_linear *linear = call->linear;
-    const uint32_t chunk = variant->columns < CHUNK ? variant->columns : CHUNK;
+    const struct berth_parakeet_cuda_product product = product_of(call);
+    const uint32_t chunk = tile->columns < CHUNK ? tile->columns : CHUNK;
     args->bias = (const __half *)linear->bias;
     args->residual = (const float *)call->residual;
     args->stream = (float *)call->out;
     args->scale = call->scale;
     args->n = (uint32_t)call->n;
     args->width = linear->out;
-    args->blocks = linear->in / DEPTH / variant->wide;
-    args->tiles_across = linear->out / variant->columns;
-    args->tiles = (uint32_t)tiles_of(call, variant);
-    return describe(&args->in, call->in, {call->n, linear->in}, {variant->rows, DEPTH}) &&
+    args->blocks = linear->in / DEPTH / tile->wide;
+    args->tiles_across = linear->out / tile->columns;
+    args->tiles = (uint32_t)berth_parakeet_cuda_tile_count(tile, &product);
+    return describe(&args->in, call->in, {call->n, linear->in}, {tile->rows, DEPTH}) &&
            describe(&args->weight, linear->weight, {linear->out, linear->in},
-                    {variant->columns, DEPTH}) &&
+                    {tile->columns, DEPTH}) &&
            (call->stream ||
             describe(&args->out, call->out, {call->n, linear->out}, {CHUNK, chunk}));
 }
@@ -599,31 +591,19 @@ uint32_t berth_parakeet_cuda_product90_count(void)
 
 const char *berth_parakeet_cuda_product90_name(uint32_t variant)
 {
-    return variant < VARIANTS ? variants[variant].name : "";
+    return variant < VARIANTS ? tiles[variant].name : "";
 }
 
 uint32_t berth_parakeet_cuda_product90_list(const struct berth_parakeet_device *device,
                                             const struct berth_parakeet_linear_call *call,
                                             uint32_t *out)
 {
-    const uint64_t most = (uint64_t)device->sm_count;
-    uint32_t count = 0, first = VARIANTS, last = VARIANTS;
-    for (uint32_t v = 0; v < VARIANTS; v++) {
-        if (takes(device, call, &variants[v])) {
-            const uint64_t tiles = tiles_of(call, &variants[v]);
-            const bool small = variants[v].rows * variants[v].columns < 128 * 128;
-            first = first == VARIANTS ? v : first;
-            last = v;
-            if (tiles * 3 >= most && (tiles <= 2 * most || !small || v == first)) {
-                out[count++] = v;
-            }
-        }
+    const struct berth_parakeet_cuda_product product = product_of(call);
+    if (!suits(device, call)) {
+        return 0;
     }
-    /* Where there are few tiles in any form the smallest is likely too. */
-    if (last < VARIANTS && (count == 0 || (out[count - 1] != last &&
-                                           tiles_of(call, &variants[last]) <= 2 * most))) {
-        out[count++] = last;
-    }
+    const uint32_t count = berth_parakeet_cuda_tiles_likely(tiles, VARIANTS, &product,
+                                                            (uint32_t)device->sm_count, out);
     return count > 0 && compiled() ? count : 0;
 }
 
@@ -635,7 +615,9 @@ cudaError_t berth_parakeet_cuda_product90_launch(const struct berth_parakeet_dev
     cudaLaunchConfig_t config = {};
     cudaLaunchAttribute overlap = {};
     cudaFuncAttributes has = {};
-    if (variant >= VARIANTS || !takes(device, call, &variants[variant])) {
+    const struct berth_parakeet_cuda_product product = product_of(call);
+    if (variant >= VARIANTS || !suits(device, call) ||
+        !berth_parakeet_cuda_tile_takes(&tiles[variant], &product)) {
         return cudaErrorNotSupported;
     }
     const struct product90_variant *chosen = &variants[variant];
@@ -652,7 +634,7 @@ cudaError_t berth_parakeet_cuda_product90_launch(const struct berth_parakeet_dev
     if (error != cudaSuccess) {
         return error;
     }
-    if (has.sharedSizeBytes == 0 || !args_make(call, chosen, &args)) {
+    if (has.sharedSizeBytes == 0 || !args_make(call, &tiles[variant], &args)) {
         return cudaErrorNotSupported; /* it was compiled without Hopper's instructions */
     }
     overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;

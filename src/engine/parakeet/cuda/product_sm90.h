@@ -1,8 +1,8 @@
 /* product_sm90.h - matrix products of our own for compute capability 9.0, with what cublasLt has no
  * epilogue for: SiLU of halves, a bias under the float32 stream.
  *
- * In:      a linear call (backend.h) of halves, depth a multiple of 64 and outputs of 32; and which
- *          of the variants is to do it, all of which give the same bits.
+ * In:      a linear call (backend.h) of halves, depth and outputs multiples of 64, or of 128 and 32;
+ *          and which of the variants is to do it (product_tiles.h), all of which give the same bits.
  * Errors:  none; a call that a variant does not take it declines, and nothing is launched.
  * Threads: any, as the stream.
  */
@@ -21,9 +21,8 @@ extern "C" {
 uint32_t berth_parakeet_cuda_product90_count(void);
 /* For people: rows x outputs of a tile, and how it is made. */
 const char *berth_parakeet_cuda_product90_name(uint32_t variant);
-/* Those that take the call and are worth timing, whose tiles neither leave most of the device idle
- * nor are far smaller than need be; one at least if any takes it. Into variants [PRODUCT90_MAX];
- * how many. */
+/* Those that take the call and are worth timing; one at least if any takes it. Into variants
+ * [PRODUCT90_MAX]; how many. */
 uint32_t berth_parakeet_cuda_product90_list(const struct berth_parakeet_device *device,
                                             const struct berth_parakeet_linear_call *call,
                                             uint32_t *variants);
