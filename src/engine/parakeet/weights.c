@@ -1,7 +1,8 @@
 /* weights.c - see weights.h; what goes where is weights_plan.c.
  *
  * Reading: the planned tensors, in the order they have in the file, are cut into pieces of at most
- * 8 MiB, and each reader takes the next piece when it is done with its last. Where file and span
+ * 8 MiB, and each reader takes the next piece when it is done with its last. It reads a block of it
+ * at a time, which is still in the cache when it is looked at and converted. Where file and span
  * have the same type, bytes go from the file into the sink's buffer and are only looked at for
  * values that are no numbers; all else is converted, turned over or scaled on the way. Bytes that
  * are folded (less than a thousandth of a model) are computed in float64, each from the tensors it
@@ -22,17 +23,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "base/mem.h"
 #include "engine/engine.h"
 #include "engine/parakeet/e4m3.h"
 #include "engine/parakeet/weights_plan.h"
+#include "engine/parakeet/weights_values.h"
 #include "engine/safetensors.h"
 
 #define PIECE_BYTES (8U << 20)
+#define BLOCK_BYTES (256U << 10) /* half as long for 8 MiB of BF16 to halves as without blocks */
 #define READERS_MAX 16
 #define NORM_EPSILON 1e-5
 #define PATH_BYTES_MAX 4096
@@ -72,8 +71,8 @@ struct reader {
     struct loading *loading;
     uint32_t index;
     pthread_t thread;
-    uint8_t *stored; /* PIECE_BYTES each, made when first needed */
-    uint8_t *turned;
+    uint8_t *block; /* BLOCK_BYTES; this and the others are made when first needed */
+    uint8_t *turned; /* PIECE_BYTES each */
     uint8_t *finished;
     enum berth_code code;
     struct berth_err err;
@@ -100,17 +99,16 @@ static enum berth_code piece_floats(struct reader *reader, const struct piece *p
 static void fold(const struct wanted *wanted, double *parts[5], float *out);
 static enum berth_code part_read(struct reader *reader, const struct wanted *wanted,
                                  const char *name, double **out);
+static enum berth_code values_read(struct reader *reader, const struct piece *piece,
+                                   enum berth_dtype to, uint8_t *out);
 static enum berth_code bytes_read(struct reader *reader, const struct wanted *wanted,
                                   uint64_t start, uint64_t count, void *out);
 static enum berth_code piece_write(struct reader *reader, const struct piece *piece,
                                    enum berth_dtype to, const void *bytes);
 static enum berth_code refuse_value(struct reader *reader, const char *name);
 static enum berth_code refuse_large(struct reader *reader, const char *name);
-static uint8_t *buffer_of(struct reader *reader, uint8_t **own);
+static uint8_t *buffer_of(uint8_t **own, size_t bytes);
 static void *finished_buffer(struct reader *reader);
-static bool all_numbers(const void *values, enum berth_dtype dtype, size_t count);
-static bool convert(const void *from, enum berth_dtype from_dtype, void *to,
-                    enum berth_dtype to_dtype, size_t count);
 
 uint64_t berth_parakeet_weights_bytes(const struct berth_parakeet_config *config,
                                       enum berth_parakeet_element element)
@@ -412,7 +410,7 @@ static void *reader_main(void *argument)
     if (reader->code != BERTH_OK) {
         atomic_store(&loading->failed, true);
     }
-    berth_free(reader->stored);
+    berth_free(reader->block);
     berth_free(reader->turned);
     berth_free(reader->finished);
     return NULL;
@@ -448,20 +446,11 @@ static enum berth_code piece_read(struct reader *reader, const struct piece *pie
 static enum berth_code piece_plain(struct reader *reader, const struct piece *piece,
                                    enum berth_dtype to)
 {
-    const struct wanted *wanted = piece->wanted;
-    enum berth_dtype from = wanted->stored->dtype;
     uint8_t *finished = finished_buffer(reader);
-    uint8_t *stored = from == to ? finished : buffer_of(reader, &reader->stored);
-    if (finished == NULL || stored == NULL) {
+    if (finished == NULL) {
         return berth_fail(&reader->err, BERTH_UNAVAILABLE, "no memory to read weights into");
     }
-    BERTH_TRY(bytes_read(reader, wanted, piece->start, piece->count, stored));
-    if (!all_numbers(stored, from, piece->count)) {
-        return refuse_value(reader, wanted->planned.name);
-    }
-    if (from != to && !convert(stored, from, finished, to, piece->count)) {
-        return refuse_large(reader, wanted->planned.name);
-    }
+    BERTH_TRY(values_read(reader, piece, to, finished));
     return piece_write(reader, piece, to, finished);
 }
 
@@ -474,19 +463,12 @@ static enum berth_code piece_frequency(struct reader *reader, const struct piece
     size_t channels = reader->loading->config->channels;
     size_t width = wanted->planned.dims[1];
     size_t frequencies = width / channels;
-    uint8_t *stored = buffer_of(reader, &reader->stored);
-    uint8_t *turned = buffer_of(reader, &reader->turned);
+    uint8_t *turned = buffer_of(&reader->turned, PIECE_BYTES);
     uint8_t *finished = finished_buffer(reader);
-    if (stored == NULL || turned == NULL || finished == NULL) {
+    if (turned == NULL || finished == NULL) {
         return berth_fail(&reader->err, BERTH_UNAVAILABLE, "no memory to read weights into");
     }
-    BERTH_TRY(bytes_read(reader, wanted, piece->start, piece->count, stored));
-    if (!all_numbers(stored, wanted->stored->dtype, piece->count)) {
-        return refuse_value(reader, wanted->planned.name);
-    }
-    if (!convert(stored, wanted->stored->dtype, turned, to, piece->count)) {
-        return refuse_large(reader, wanted->planned.name);
-    }
+    BERTH_TRY(values_read(reader, piece, to, turned));
     for (size_t row = 0; row < piece->count / width; row++) {
         for (size_t channel = 0; channel < channels; channel++) {
             for (size_t frequency = 0; frequency < frequencies; frequency++) {
@@ -503,22 +485,16 @@ static enum berth_code piece_scaled(struct reader *reader, const struct piece *p
 {
     const struct wanted *wanted = piece->wanted;
     const struct berth_parakeet_sink *sink = reader->loading->sink;
-    const enum berth_dtype from = wanted->stored->dtype;
     const size_t width = wanted->planned.dims[1];
     const size_t count = (size_t)piece->count;
     const size_t rows = count / width;
-    uint8_t *stored = buffer_of(reader, &reader->stored);
-    uint8_t *floats = buffer_of(reader, &reader->turned);
+    uint8_t *floats = buffer_of(&reader->turned, PIECE_BYTES);
     uint8_t *finished = finished_buffer(reader);
-    if (stored == NULL || floats == NULL || finished == NULL) {
+    if (floats == NULL || finished == NULL) {
         return berth_fail(&reader->err, BERTH_UNAVAILABLE, "no memory to read weights into");
     }
     float *scales = (float *)(void *)(finished + (count + 255) / 256 * 256);
-    BERTH_TRY(bytes_read(reader, wanted, piece->start, piece->count, stored));
-    if (!all_numbers(stored, from, count)) {
-        return refuse_value(reader, wanted->planned.name);
-    }
-    (void)convert(stored, from, floats, BERTH_DTYPE_FP32, count); /* float32 holds them all */
+    BERTH_TRY(values_read(reader, piece, BERTH_DTYPE_FP32, floats));
     scale_rows((const float *)(const void *)floats, rows, width, finished, scales);
     BERTH_TRY(sink->write(sink->state, wanted->planned.offset + piece->start, finished, count,
                           &reader->err));
@@ -582,7 +558,7 @@ static enum berth_code piece_floats(struct reader *reader, const struct piece *p
     }
     if (code == BERTH_OK) {
         fold(wanted, parts, finished);
-        if (!all_numbers(finished, BERTH_DTYPE_FP32, piece->count)) {
+        if (!berth_parakeet_values_finite(finished, BERTH_DTYPE_FP32, piece->count)) {
             (void)snprintf(name, sizeof(name), "encoder.layers.%u.conv.%s", wanted->planned.index,
                            conv_parts[PART_VARIANCE]);
             code = refuse_value(reader, normed ? name : wanted->planned.name);
@@ -647,8 +623,8 @@ static enum berth_code part_read(struct reader *reader, const struct wanted *wan
     if (code != BERTH_OK) {
         goto out;
     }
-    if (!all_numbers(raw, stored->dtype, count) ||
-        !convert(raw, stored->dtype, values, BERTH_DTYPE_FP32, count)) {
+    if (berth_parakeet_values_take(raw, stored->dtype, values, BERTH_DTYPE_FP32, count) !=
+        BERTH_PARAKEET_VALUES_GOOD) {
         code = refuse_value(reader, name);
         goto out;
     }
@@ -665,6 +641,35 @@ out:
 }
 
 /* --- bytes --- */
+
+/* A piece's values as `to`, a block after the other. */
+static enum berth_code values_read(struct reader *reader, const struct piece *piece,
+                                   enum berth_dtype to, uint8_t *out)
+{
+    const struct wanted *wanted = piece->wanted;
+    const enum berth_dtype from = wanted->stored->dtype;
+    const size_t size = berth_dtype_bytes(to), most = BLOCK_BYTES / berth_dtype_bytes(from);
+    size_t some = 0;
+    if (from != to && buffer_of(&reader->block, BLOCK_BYTES) == NULL) {
+        return berth_fail(&reader->err, BERTH_UNAVAILABLE, "no memory to read weights into");
+    }
+    for (uint64_t done = 0; done < piece->count; done += some) {
+        uint8_t *at = out + done * size;
+        uint8_t *stored = from == to ? at : reader->block;
+        some = piece->count - done < most ? (size_t)(piece->count - done) : most;
+        BERTH_TRY(bytes_read(reader, wanted, piece->start + done, some, stored));
+        switch (berth_parakeet_values_take(stored, from, at, to, some)) {
+        case BERTH_PARAKEET_VALUES_NO_NUMBER:
+            return refuse_value(reader, wanted->planned.name);
+        case BERTH_PARAKEET_VALUES_LARGE:
+            return refuse_large(reader, wanted->planned.name);
+        case BERTH_PARAKEET_VALUES_GOOD:
+        default:
+            break;
+        }
+    }
+    return BERTH_OK;
+}
 
 static enum berth_code bytes_read(struct reader *reader, const struct wanted *wanted,
                                   uint64_t start, uint64_t count, void *out)
@@ -712,10 +717,10 @@ static enum berth_code refuse_large(struct reader *reader, const char *name)
                       reader->loading->path, name);
 }
 
-static uint8_t *buffer_of(struct reader *reader, uint8_t **own)
+static uint8_t *buffer_of(uint8_t **own, size_t bytes)
 {
     if (*own == NULL) {
-        *own = berth_alloc(PIECE_BYTES);
+        *own = berth_alloc(bytes);
     }
     return *own;
 }
@@ -726,120 +731,5 @@ static void *finished_buffer(struct reader *reader)
     const struct berth_parakeet_sink *sink = reader->loading->sink;
     void *buffer = sink->buffer == NULL ? NULL
                                         : sink->buffer(sink->state, reader->index, PIECE_BYTES);
-    return buffer != NULL ? buffer : buffer_of(reader, &reader->finished);
-}
-
-/* --- values; the loops are written for the compiler to vectorise --- */
-
-/* Infinities and NaN have all bits of the exponent: one more there carries into the sign's bit. */
-static bool all_numbers(const void *values, enum berth_dtype dtype, size_t count)
-{
-    if (dtype == BERTH_DTYPE_FP32) {
-        const uint32_t *words = values;
-        uint32_t seen = 0;
-        for (size_t i = 0; i < count; i++) {
-            seen |= (words[i] & 0x7F800000U) + 0x00800000U;
-        }
-        return (seen & 0x80000000U) == 0;
-    }
-    const uint16_t *words = values;
-    uint16_t exponent = dtype == BERTH_DTYPE_BF16 ? 0x7F80U : 0x7C00U;
-    uint16_t one = dtype == BERTH_DTYPE_BF16 ? 0x0080U : 0x0400U;
-    uint16_t seen = 0;
-    for (size_t i = 0; i < count; i++) {
-        seen |= (uint16_t)((uint16_t)(words[i] & exponent) + one);
-    }
-    return (seen & 0x8000U) == 0;
-}
-
-static inline float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
-static inline uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof(bits));
-    return bits;
-}
-
-/* A finite one: its exponent moved by a multiplication, which also normalises what is small. */
-static inline uint32_t bits_of_half(uint16_t half)
-{
-    uint32_t magnitude = bits_of(float_of((uint32_t)(half & 0x7FFFU) << 13) * 0x1p112F);
-    return magnitude | (uint32_t)(half & 0x8000U) << 16;
-}
-
-/* Of a finite float: to the nearest, to the even one of two as near; infinite from 65520 on. What
- * is below the least normal half is rounded by an addition: 0.5's last bit is a half's. */
-static inline uint16_t half_of(uint32_t bits)
-{
-    const uint32_t magnitude = bits & 0x7FFFFFFFU;
-    const uint32_t normal = (magnitude - 0x38000000U + 0xFFFU + (magnitude >> 13 & 1U)) >> 13;
-    const uint32_t small = bits_of(float_of(magnitude) + 0.5F) - 0x3F000000U;
-    uint32_t half = magnitude < 0x38800000U ? small : normal;
-    half = magnitude >= 0x47800000U ? 0x7C00U : half;
-    return (uint16_t)(half | (bits >> 16 & 0x8000U));
-}
-
-/* The first so many, eight at a time, with the instruction for it: six times as fast. */
-#if defined(__x86_64__)
-__attribute__((target("avx2,f16c"))) static size_t halves_wide(const void *from, bool bfloats,
-                                                               uint16_t *to, size_t count)
-{
-    size_t i = 0;
-    for (; i + 8 <= count; i += 8) {
-        __m256i bits;
-        if (bfloats) {
-            bits = _mm256_cvtepu16_epi32(
-                _mm_loadu_si128((const __m128i *)(const void *)((const uint16_t *)from + i)));
-            bits = _mm256_slli_epi32(bits, 16);
-        } else {
-            bits = _mm256_loadu_si256((const __m256i *)(const void *)((const uint32_t *)from + i));
-        }
-        __m128i halves = _mm256_cvtps_ph(_mm256_castsi256_ps(bits), _MM_FROUND_TO_NEAREST_INT);
-        _mm_storeu_si128((__m128i *)(void *)(to + i), halves);
-    }
-    return i;
-}
-#endif
-
-/* Finite numbers of BF16 or else FP32. */
-static void halves_of(const void *from, bool bfloats, uint16_t *to, size_t count)
-{
-    size_t i = 0;
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2")) { /* what has that has F16C */
-        i = halves_wide(from, bfloats, to, count);
-    }
-#endif
-    for (; i < count; i++) {
-        to[i] = half_of(bfloats ? (uint32_t)((const uint16_t *)from)[i] << 16
-                                : ((const uint32_t *)from)[i]);
-    }
-}
-
-/* Finite numbers of one type as another, FP16 or FP32. false: one became infinite. */
-static bool convert(const void *from, enum berth_dtype from_dtype, void *to,
-                    enum berth_dtype to_dtype, size_t count)
-{
-    const uint16_t *halves = from;
-    uint32_t *floats = to;
-    if (from_dtype == to_dtype) {
-        memcpy(to, from, count * berth_dtype_bytes(to_dtype));
-    } else if (from_dtype == BERTH_DTYPE_FP16) {
-        for (size_t i = 0; i < count; i++) {
-            floats[i] = bits_of_half(halves[i]);
-        }
-    } else if (from_dtype == BERTH_DTYPE_BF16 && to_dtype == BERTH_DTYPE_FP32) {
-        for (size_t i = 0; i < count; i++) {
-            floats[i] = (uint32_t)halves[i] << 16;
-        }
-    } else {
-        halves_of(from, from_dtype == BERTH_DTYPE_BF16, to, count);
-    }
-    return to_dtype != BERTH_DTYPE_FP16 || all_numbers(to, to_dtype, count);
+    return buffer != NULL ? buffer : buffer_of(&reader->finished, PIECE_BYTES);
 }
