@@ -31,7 +31,7 @@
 #include "engine/safetensors.h"
 
 #define PIECE_BYTES (8U << 20)
-#define BLOCK_BYTES (256U << 10) /* half as long for 8 MiB of BF16 to halves as without blocks */
+#define BLOCK_BYTES (256U << 10) /* 8 MiB of BF16 to halves: 1.0 ms; whole pieces: 1.6 (EPYC) */
 #define READERS_MAX 16
 #define NORM_EPSILON 1e-5
 #define PATH_BYTES_MAX 4096

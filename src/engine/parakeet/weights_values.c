@@ -178,7 +178,7 @@ __attribute__((target("avx2,f16c"))) static size_t bfloats_wide(const uint16_t *
     size_t i = 0;
     for (; i + 16 <= count; i += 16) {
         const __m256i words = _mm256_loadu_si256((const __m256i *)(const void *)(from + i));
-        /* Floats of the words 0 to 3 and 8 to 11, and of the others; four at a time they go back. */
+        /* Floats of the words 0 to 3 and 8 to 11, and of the others; they go back by fours. */
         const __m256i low = _mm256_unpacklo_epi16(zero, words);
         const __m256i high = _mm256_unpackhi_epi16(zero, words);
         const __m128i a = _mm256_cvtps_ph(_mm256_castsi256_ps(low), _MM_FROUND_TO_NEAREST_INT);
