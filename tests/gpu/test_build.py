@@ -72,6 +72,18 @@ def test_programs_link_no_driver(path):
     assert not [name for name in needed(path) if name.startswith("libcudart")]
 
 
+def test_errors_that_end_a_process_are_known():
+    """Whatever CUDA's header says that of, and the two that no process gets over either."""
+    header = (ROOT / ".deps" / "cuda" / "include" / "driver_types.h").read_text()
+    said = re.findall(r"/\*\*((?:(?!\*/).)*)\*/\s*(cudaError\w+)\s*=", header, re.DOTALL)
+    ends = {name for text, name in said
+            if "must be terminated" in re.sub(r"[\s*]+", " ", text)}
+    source = (ROOT / "src" / "engine" / "cuda" / "gpu.c").read_text()
+    known = set(re.findall(r"case (cudaError\w+):", source))
+    assert len(ends) >= 10
+    assert known == ends | {"cudaErrorECCUncorrectable", "cudaErrorNvlinkUncorrectable"}
+
+
 @pytest.mark.parametrize("arguments", [[], ["--probe"]])
 def test_berth_cuda_says_that_there_is_no_gpu(arguments):
     done = subprocess.run([BUILD / "berth-cuda", *arguments], env=BLIND, capture_output=True,

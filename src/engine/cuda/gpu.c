@@ -102,6 +102,10 @@ void berth_gpu_note(cudaError_t status)
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
     case cudaErrorLaunchFailure:
+    case cudaErrorContained: /* what a Hopper makes of many a fault of its memory */
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorExternalDevice:
         berth_engines_lose();
         break;
     default:
