@@ -1,7 +1,7 @@
 /* product_sm90.h - matrix products of our own for compute capability 9.0, with what cublasLt has no
  * epilogue for: SiLU of halves, a bias under the float32 stream.
  *
- * In:      a linear call (backend.h) of halves, depth and outputs multiples of 64, or of 128 and 32;
+ * In:      a linear call (backend.h) of halves, depth and outputs multiples of 64 or of 128 and 32;
  *          which of the variants is to do it (product_tiles.h); all of them give the same bits.
  * Errors:  none; a call that a variant does not take it declines, and nothing is launched.
  * Threads: any, as the stream.
