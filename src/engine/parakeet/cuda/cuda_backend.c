@@ -170,8 +170,10 @@ static void *device_alloc(struct berth_parakeet_device *device, size_t bytes)
 {
     void *memory = NULL;
     (void)cudaSetDevice(device->ordinal);
-    if (cudaMalloc(&memory, bytes == 0 ? 1 : bytes) != cudaSuccess) {
+    const cudaError_t error = cudaMalloc(&memory, bytes == 0 ? 1 : bytes);
+    if (error != cudaSuccess) {
         (void)cudaGetLastError(); /* told by NULL */
+        berth_gpu_note(error);
         return NULL;
     }
     return memory;
@@ -188,8 +190,10 @@ static void *device_alloc_shared(struct berth_parakeet_device *device, size_t by
 {
     void *memory = NULL;
     (void)cudaSetDevice(device->ordinal);
-    if (cudaHostAlloc(&memory, bytes == 0 ? 1 : bytes, cudaHostAllocMapped) != cudaSuccess) {
+    const cudaError_t error = cudaHostAlloc(&memory, bytes == 0 ? 1 : bytes, cudaHostAllocMapped);
+    if (error != cudaSuccess) {
         (void)cudaGetLastError();
+        berth_gpu_note(error);
         return NULL;
     }
     if (cudaHostGetDevicePointer(on_device, memory, 0) != cudaSuccess) {

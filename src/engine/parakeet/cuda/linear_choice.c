@@ -10,6 +10,7 @@
 #include <float.h>
 #include <pthread.h>
 
+#include "engine/cuda/gpu.h"
 #include "engine/parakeet/cuda/linear.h"
 
 #define CHOICES_MAX 4096 /* a model has 9 a bucket: 423 with windows of 32 s, at most 585 */
@@ -127,7 +128,7 @@ static int fastest(struct berth_parakeet_device *device,
         }
     }
     bench_finish(&bench);
-    (void)cudaGetLastError(); /* what could not be timed is not a failure */
+    berth_gpu_note(cudaGetLastError()); /* what could not be timed is else no failure */
     return best;
 }
 
