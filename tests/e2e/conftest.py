@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.request
 
@@ -20,11 +21,25 @@ SPEECH = ROOT / ".deps" / "speech"
 SOAK = os.environ.get("BERTH_SOAK", "") not in ("", "0")
 
 
+# Machines that build and test at once stand still for seconds: what is waited for comes, and only what
+# never comes takes this long.
+PATIENCE_S = 60
+
+
+def wait_until(holds, says=lambda: "it does not come", seconds=PATIENCE_S):
+    """Asks holds() again and again until it is true; says() is in the failure."""
+    end = time.monotonic() + seconds
+    while not (held := holds()):
+        assert time.monotonic() < end, says()
+        time.sleep(0.02)
+    return held
+
+
 class Berth:
-    """A running server. Stops by SIGTERM and asserts that it ended well."""
+    """A running server. Stops by SIGTERM and asserts that it ended well; then its log goes too."""
 
     def __init__(self, models, *arguments, env=None, stderr=None):
-        self.log = open(os.path.join(os.environ.get("TMPDIR", "/tmp"), f"berth-{os.getpid()}.log"), "ab")
+        self.log = tempfile.NamedTemporaryFile("ab", prefix="berth-", suffix=".log", delete=False)
         self.process = subprocess.Popen(
             [BERTH, "serve", "--models", str(models), "--listen", "127.0.0.1:0", *arguments],
             stdout=subprocess.PIPE, stderr=stderr or self.log, text=True,
@@ -53,11 +68,12 @@ class Berth:
     def json(self, path):
         return json.loads(self.get(path)[2])
 
-    def connect(self, timeout=10):
+    def connect(self, timeout=PATIENCE_S):
         return socket.create_connection((self.host, self.port), timeout=timeout)
 
-    def raw(self, data, timeout=10, half_close=False):
-        """Sends bytes, reads until the server closes or nothing comes for `timeout`."""
+    def raw(self, data, timeout=PATIENCE_S, half_close=False):
+        """Sends bytes, reads until the server closes or nothing comes for `timeout`. A short one is for
+        requests of which the server may wait for more: then what came is no whole answer for sure."""
         with self.connect(timeout) as sock:
             sock.sendall(data)
             if half_close:
@@ -89,24 +105,49 @@ class Berth:
     def alive(self):
         return self.process.poll() is None
 
-    def wait_metric(self, name, value, labels="", seconds=10):
+    def wait_metric(self, name, value, labels="", seconds=PATIENCE_S):
         """Waits until a metric has that value; the last one seen is in the failure."""
-        end = time.monotonic() + seconds
-        while (seen := self.metric(name, labels)) != value:
-            assert time.monotonic() < end, f"{name}{labels} is {seen}, not {value}"
-            time.sleep(0.02)
+        seen = None
+
+        def holds():
+            nonlocal seen
+            seen = self.metric(name, labels)
+            return seen == value
+
+        wait_until(holds, lambda: f"{name}{labels} is {seen}, not {value}", seconds)
+
+    def wait_closed(self):
+        """Until it takes no connections any more, as after a signal and --drain-delay."""
+
+        def refused():
+            try:
+                self.connect().close()
+            except ConnectionError:
+                return True
+
+        wait_until(refused, lambda: "it still listens")
+
+    def logged(self):
+        """What it wrote to standard error until now, unless that is elsewhere."""
+        return pathlib.Path(self.log.name).read_text(encoding="utf-8", errors="replace")
 
     def stop(self, expect=0):
+        """A second call does nothing."""
+        if self.log.closed:
+            return
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            status = self.process.wait(60)
+            status = self.process.wait(2 * PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
+            self.process.wait()
             raise
-        self.process.stdout.close()
-        self.log.close()
-        assert status == expect, f"berth ended with {status}"
+        finally:
+            self.process.stdout.close()
+            self.log.close()
+        assert status == expect, f"berth ended with {status}, its log is {self.log.name}"
+        os.unlink(self.log.name)
 
 
 IDENTITY = """backend: "null"
@@ -161,8 +202,14 @@ def serve():
         return running[-1]
 
     yield start
+    failures = []
     for server in running:
-        server.stop()
+        try:
+            server.stop()
+        except (AssertionError, subprocess.TimeoutExpired) as failure:  # the others are to end too
+            failures.append(failure)
+    if failures:
+        raise failures[0]
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 GPU. The CPU serves (src/sched/README.md, S15), and whoever looks is told."""
 
 import json
-import pathlib
 import subprocess
 
 import pytest
@@ -63,9 +62,8 @@ def test_the_cpu_serves(serve, tmp_path, worker, free, why):
     assert "not on the GPU: " in table
     assert server.metric("berth_model_fallback", f'model="{MODEL}",version="1",device="cpu:0"') == 1
     assert server.metric("berth_device_fallbacks_total", "cuda:0") == 1
-    log = pathlib.Path(server.log.name).read_text(errors="replace")
-    lines = [line for line in log.splitlines() if "so the CPU does" in line and why in line]
-    assert lines and f"model={MODEL}" in lines[-1] and "device=cuda:0" in lines[-1]
+    lines = [line for line in server.logged().splitlines() if "so the CPU does" in line and why in line]
+    assert len(lines) == 1 and f"model={MODEL}" in lines[0] and "device=cuda:0" in lines[0], server.logged()
 
 
 def test_a_demand_gets_the_error(serve, tmp_path):

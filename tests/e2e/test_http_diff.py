@@ -77,7 +77,7 @@ def probe():
 
         yield ask
         process.stdin.close()
-        assert process.wait(timeout=10) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def read_h11(data):

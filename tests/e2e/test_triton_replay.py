@@ -102,7 +102,7 @@ def ask(server, case):
     head, blank, body = request.partition(b"\r\n\r\n")
     if b"\r\nconnection:" not in head.lower():
         head += b"\r\nConnection: close"
-    return server.raw(head + blank + body, timeout=10)
+    return server.raw(head + blank + body)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
