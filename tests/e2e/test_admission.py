@@ -4,19 +4,23 @@ import concurrent.futures
 import hashlib
 import json
 import signal
-import socket
-import threading
-import time
 
 import pytest
 
-from conftest import IDENTITY, Berth, add_model
+from conftest import IDENTITY, PATIENCE_S, add_model
 
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}).encode()
 
 
 def head(path="/v2/models/identity/infer", length=len(BODY), extra=""):
     return (f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n{extra}\r\n").encode()
+
+
+def asking(server, path, body=BODY):
+    """A connection whose request is under way."""
+    sock = server.connect()
+    sock.sendall(head(path, len(body)) + body)
+    return sock
 
 
 def read_head(sock):
@@ -34,8 +38,10 @@ def slow_models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slow")
     add_model(folder, "identity", IDENTITY)
     one = IDENTITY.replace("max_batch_size: 32", "max_batch_size: 1").replace("dynamic_batching {}", "")
-    add_model(folder, "slow", one + 'parameters { key: "sleep_ms" value { string_value: "1000" } }\n')
-    add_model(folder, "bounded", one + 'parameters { key: "sleep_ms" value { string_value: "500" } }\n')
+    add_model(folder, "bounded", one)
+    add_model(folder, "slow", one + 'parameters { key: "sleep_ms" value { string_value: "5000" } }\n')
+    # Its answer comes too late for every test: what ends before did not wait for it.
+    add_model(folder, "stuck", one + 'parameters { key: "sleep_ms" value { string_value: "600000" } }\n')
     add_model(folder, "failing", one + 'parameters { key: "fail_load" value { string_value: "no weights" } }\n')
     return folder
 
@@ -73,14 +79,20 @@ def test_100_continue_only_when_admitted(null_server):
 
 def test_full_queue_is_refused_at_once_with_retry_after(slow_models, serve):
     server = serve(slow_models, "--model-queue-max", "2", "--cpu-workers", "1")
-    with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda _: server.call("POST", "/v2/models/bounded/infer", BODY), range(12)))
-    statuses = [status for status, _, _ in answers]
-    assert set(statuses) <= {200, 429} and statuses.count(429) >= 6 and statuses.count(200) >= 2, statuses
+    path = "/v2/models/bounded/infer"
+    running = asking(server, path, BODY[:-1] + b', "parameters": {"null_sleep_ms": 600000}}')
+    server.wait_metric("berth_running_requests", 1)
+    queued = [asking(server, path), asking(server, path)]
+    server.wait_metric("berth_queued_requests", 2)
+    with concurrent.futures.ThreadPoolExecutor(9) as pool:
+        answers = list(pool.map(lambda _: server.call("POST", path, BODY), range(9)))
     for status, headers, _ in answers:
-        if status == 429:
-            assert int(headers["Retry-After"]) >= 1 and headers["x-should-retry"] == "true"
-    assert server.call("POST", "/v2/models/bounded/infer", BODY)[0] == 200
+        assert status == 429 and int(headers["Retry-After"]) >= 1 and headers["x-should-retry"] == "true"
+    running.close()
+    for sock in queued:
+        with sock:
+            assert read_head(sock).startswith(b"HTTP/1.1 200")
+    assert server.call("POST", path, BODY)[0] == 200
 
 
 def test_a_model_that_cannot_load_is_503_with_its_reason(slow_models, serve):
@@ -92,33 +104,26 @@ def test_a_model_that_cannot_load_is_503_with_its_reason(slow_models, serve):
 
 def test_deadline(slow_models, serve):
     server = serve(slow_models)
-    started = time.monotonic()
-    status, _, _ = server.call("POST", "/v2/models/slow/infer", BODY, {"Berth-Timeout-Ms": "100"})
-    assert status == 503 and time.monotonic() - started < 0.9
-    assert server.call("POST", "/v2/models/slow/infer", BODY, {"Berth-Timeout-Ms": "x"})[0] == 400
+    assert server.call("POST", "/v2/models/stuck/infer", BODY, {"Berth-Timeout-Ms": "100"})[0] == 503
+    assert server.call("POST", "/v2/models/stuck/infer", BODY, {"Berth-Timeout-Ms": "x"})[0] == 400
 
 
 def test_hang_up_drops_queued_and_running_work(slow_models, serve):
     server = serve(slow_models, "--cpu-workers", "1")
-    server.call("POST", "/v2/models/slow/infer", BODY)
-    socks = []
-    for _ in range(6):
-        sock = server.connect()
-        sock.sendall(head("/v2/models/slow/infer") + BODY)
-        socks.append(sock)
-    time.sleep(0.3)
-    before = server.metric("berth_cancelled_requests_total")
+    socks = [asking(server, "/v2/models/stuck/infer") for _ in range(6)]
+    server.wait_metric("berth_running_requests", 1)
+    server.wait_metric("berth_queued_requests", 5)
+    assert server.metric("berth_cancelled_requests_total") == 0
     for sock in socks:
         sock.close()
-    started = time.monotonic()
-    server.wait_metric("berth_cancelled_requests_total", before + 6, seconds=5)
-    server.wait_metric("berth_running_requests", 0, seconds=5)
-    assert time.monotonic() - started < 2  # six times a second of work was not done
-    assert server.metric("berth_wasted_requests_total") >= 1
+    server.wait_metric("berth_cancelled_requests_total", 6)
+    server.wait_metric("berth_running_requests", 0)
+    server.wait_metric("berth_queued_requests", 0)
+    server.wait_metric("berth_wasted_requests_total", 1)
 
 
 def test_budget_pauses_reading_not_serving(slow_models, serve):
-    server = serve(slow_models, "--bytes-budget", "64M", "--http-admit-timeout", "2s")
+    server = serve(slow_models, "--bytes-budget", "64M", "--http-admit-timeout", "60s")
     values = bytes(16 << 20)
     header = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, len(values) // 4], "datatype": "FP32",
                                      "parameters": {"binary_data_size": len(values)}}],
@@ -127,11 +132,10 @@ def test_budget_pauses_reading_not_serving(slow_models, serve):
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         uploads = [pool.submit(server.call, "POST", "/v2/models/identity/infer", header + values, extra)
                    for _ in range(12)]
-        time.sleep(0.05)
         for _ in range(20):
             assert server.get("/v2/health/live")[0] == 200
         statuses = [upload.result()[0] for upload in uploads]
-    assert set(statuses) <= {200, 429, 503} and statuses.count(200) >= 3, statuses
+    assert set(statuses) == {200}, statuses
     assert server.metric("berth_slab_bytes_peak") <= 64 << 20
     server.wait_metric("berth_slab_bytes", 0)
 
@@ -148,32 +152,26 @@ def test_keys(slow_models, tmp_path, serve):
     assert server.get("/v2/models/identity", {"Authorization": "Bearer secret"})[0] == 200
 
 
-def start(folder, *flags):
-    return Berth(folder, *flags)
-
-
-def test_sigterm_drains(slow_models):
-    server = start(slow_models, "--drain-delay", "600ms")
-    assert server.call("POST", "/v2/models/identity/infer", BODY)[0] == 200
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        running = pool.submit(server.call, "POST", "/v2/models/slow/infer", BODY)
-        time.sleep(0.2)
+def test_sigterm_drains(slow_models, serve):
+    server = serve(slow_models, "--drain-delay", "4s")
+    with asking(server, "/v2/models/slow/infer") as running:  # longer than that
+        server.wait_metric("berth_accepted_requests_total", 1)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        server.wait_metric("berth_ready", 0)
         assert server.get("/v2/health/ready")[0] == 400
         assert server.get("/health")[0] == 503
         assert server.call("POST", "/v2/models/identity/infer", BODY)[0] == 200
-        assert running.result()[0] == 200
-    assert server.process.wait(10) == 0
+        server.wait_closed()
+        assert read_head(running).startswith(b"HTTP/1.1 200")
+    assert server.process.wait(PATIENCE_S) == 0
 
 
-def test_second_signal_ends_at_once(slow_models):
-    server = start(slow_models, "--drain-delay", "60s")
+def test_second_signal_ends_at_once(slow_models, serve):
+    server = serve(slow_models, "--drain-delay", "600s")
     server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
+    server.wait_metric("berth_ready", 0)
     assert server.alive()
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(10) == 1
+    server.stop(expect=1)
 
 
 SMUGGLING = [
@@ -196,6 +194,6 @@ SMUGGLING = [
 
 @pytest.mark.parametrize("request_bytes", SMUGGLING, ids=range(len(SMUGGLING)))
 def test_smuggling_shapes_are_refused(null_server, request_bytes):
-    answer = null_server.raw(request_bytes + b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n", timeout=3)
+    answer = null_server.raw(request_bytes + b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400"), answer
     assert answer.count(b"HTTP/1.1 ") == 1
