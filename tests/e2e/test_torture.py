@@ -1,6 +1,8 @@
 """Clients at their worst. After each: no crash, nothing left over, and the server still serves."""
 
+import errno
 import json
+import os
 import random
 import resource
 import socket
@@ -9,11 +11,12 @@ import time
 
 import pytest
 
-from conftest import SOAK, Berth
+from conftest import SOAK, Berth, wait_until
 
 BODY = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}]}).encode()
 REQUEST = b"POST /v2/models/%s/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (b"identity", len(BODY)) + BODY
 MEMORY_SLACK = 24 << 20
+SEED = 1000 * (int(os.environ.get("BERTH_TEST_SEED", "1")) - 1)  # added to those below
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +38,13 @@ def serves(server):
 
 def settled(server, memory, descriptors):
     """Connections gone, bytes given back, memory as before; returns by how much it grew."""
-    server.wait_metric("berth_http_connections", 1, seconds=20)
+    server.wait_metric("berth_http_connections", 1)
     server.wait_metric("berth_slab_bytes", 0)
     server.wait_metric("berth_running_requests", 0)
     server.wait_metric("berth_queued_requests", 0)
-    end = time.monotonic() + 10
-    while (grown := server.rss() - memory) > MEMORY_SLACK or server.descriptors() > descriptors + 2:
-        assert time.monotonic() < end, f"{grown >> 20} MiB more, {server.descriptors()} descriptors"
-        time.sleep(0.1)
+    wait_until(lambda: server.rss() - memory <= MEMORY_SLACK and server.descriptors() <= descriptors + 2,
+               lambda: f"{server.rss() - memory >> 20} MiB more, {server.descriptors()} descriptors")
+    grown = server.rss() - memory
     serves(server)
     return max(grown, 0)
 
@@ -50,7 +52,7 @@ def settled(server, memory, descriptors):
 def test_clients_that_leave_at_random_moments(server, record_property):
     clients = 10000 if SOAK else 1000
     memory, descriptors = server.rss(), server.descriptors()
-    rng = random.Random(1)
+    rng = random.Random(SEED + 1)
     big = bytes(3 << 20)
     header = json.dumps({"inputs": [{"name": "INPUT0", "shape": [1, len(big) // 4], "datatype": "FP32",
                                      "parameters": {"binary_data_size": len(big)}}]}).encode()
@@ -83,17 +85,15 @@ def test_slow_loris(server, record_property):
     heads, bodies = socks[:100], socks[100:]
     for sock in bodies:
         sock.sendall(REQUEST[:-10])
-    dead = 0
     while time.monotonic() - started < 4:
         for sock in heads:
             try:
                 sock.send(b"G")
             except OSError:
-                dead += 1
+                pass
         serves(server)
         time.sleep(0.2)
     for sock in socks:
-        sock.settimeout(3)
         try:
             answer = sock.recv(4096)
         except ConnectionResetError:
@@ -129,9 +129,9 @@ def test_ten_thousand_idle_connections(server, record_property):
 def test_garbage(server, record_property):
     count = 5000 if SOAK else 500
     memory, descriptors = server.rss(), server.descriptors()
-    rng = random.Random(2)
+    rng = random.Random(SEED + 2)
     for i in range(count):
-        with server.connect(3) as sock:
+        with server.connect() as sock:
             data = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 400)))
             if i % 3 == 0:
                 data = bytearray(REQUEST)
@@ -143,6 +143,9 @@ def test_garbage(server, record_property):
                 sock.shutdown(socket.SHUT_WR)
                 answer = sock.recv(4096)
             except (ConnectionResetError, BrokenPipeError):
+                answer = b""
+            except OSError as error:  # nothing is left to shut after a reset
+                assert error.errno == errno.ENOTCONN
                 answer = b""
         assert answer == b"" or answer.startswith(b"HTTP/1."), answer
     grown = settled(server, memory, descriptors)
@@ -159,7 +162,7 @@ def test_pipelined_answers_come_in_order(server):
     requests = requests.replace(b'"shape": [49, 2]', b'"shape": [1, 2]')
     for i in range(49):
         requests = requests.replace(b'"shape": [%d, 2]' % i, b'"shape": [1, 2]')
-    answer = server.raw(fix_lengths(requests), timeout=10)
+    answer = server.raw(fix_lengths(requests))
     values = [json.loads(part)["outputs"][0]["data"][0] for part in bodies_of(answer)]
     assert values == [float(i) for i in range(50)]
 
