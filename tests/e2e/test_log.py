@@ -7,11 +7,10 @@ import re
 import signal
 import socket
 import threading
-import time
 
 import pytest
 
-from conftest import Berth
+from conftest import PATIENCE_S, wait_until
 
 REFUSED = 2000  # each causes a line
 
@@ -62,7 +61,7 @@ def test_nobody_reads_standard_error(serve, null_models, stuck, worker):
     server = serve(null_models, "--log-level", "debug", f"--cpu-worker={worker}", "--net-threads", "2",
                    stderr=stuck.write_end)
     os.close(stuck.write_end)
-    connection = http.client.HTTPConnection(server.address, timeout=20)
+    connection = http.client.HTTPConnection(server.address, timeout=PATIENCE_S)
     for _ in range(REFUSED):
         infer(connection, values=3, wanted=500)  # has two
     assert server.get("/v2/health/ready")[0] == 200
@@ -72,10 +71,9 @@ def test_nobody_reads_standard_error(serve, null_models, stuck, worker):
     got = []
     reader = threading.Thread(target=stuck.read_into, args=[got])
     reader.start()
-    while len(got) < REFUSED // 4:
-        time.sleep(0.01)
+    wait_until(lambda: len(got) >= REFUSED // 4, lambda: f"{len(got)} lines")
     server.stop()
-    reader.join(20)
+    reader.join(PATIENCE_S)
     assert not reader.is_alive()
     refused = [int(match[1]) for line in got if (match := re.search(r" api req=(\d+) ", line))]
     dropped = sum(int(count) for line in got for count in re.findall(r" dropped=(\d+)\n$", line))
@@ -86,16 +84,12 @@ def test_nobody_reads_standard_error(serve, null_models, stuck, worker):
 
 
 @pytest.mark.parametrize("signals", [1, 2])
-def test_the_end_does_not_wait_for_a_reader(null_models, stuck, signals):
-    server = Berth(null_models, "--drain-delay", "30s" if signals == 2 else "0s",
-                   stderr=stuck.write_end)
+def test_the_end_does_not_wait_for_a_reader(serve, null_models, stuck, signals):
+    server = serve(null_models, "--drain-delay", "600s" if signals == 2 else "0s", stderr=stuck.write_end)
     os.close(stuck.write_end)
-    server.process.send_signal(signal.SIGTERM)
     if signals == 2:
-        while server.get("/v2/health/ready")[0] == 200:  # the first one is not seen yet
-            pass
         server.process.send_signal(signal.SIGTERM)
-    server.process.wait(20)
+        server.wait_metric("berth_ready", 0)  # else both may be seen as one
     server.stop(expect=signals - 1)
 
 
@@ -104,7 +98,7 @@ def test_a_reader_that_leaves(serve, null_models):
     server = serve(null_models, stderr=write_end)
     os.close(write_end)
     os.close(read_end)
-    connection = http.client.HTTPConnection(server.address, timeout=20)
+    connection = http.client.HTTPConnection(server.address, timeout=PATIENCE_S)
     for _ in range(20):
         infer(connection, values=3, wanted=500)
     assert infer(connection)["outputs"][0]["data"] == [0.5, -1.0]
