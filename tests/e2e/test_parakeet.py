@@ -5,14 +5,14 @@ import concurrent.futures
 import io
 import json
 import re
+import struct
 import subprocess
-import threading
 import wave
 
 import openai
 import pytest
 
-from conftest import BERTH, ROOT, Berth
+from conftest import BERTH, ROOT, Berth, wait_until
 
 MODEL = "parakeet-nano-en"
 FOLDER = ROOT / "tests" / "models" / MODEL
@@ -132,9 +132,63 @@ def test_eight_of_all_lengths_at_once_equal_alone(client):
 
 @pytest.mark.parametrize("name, content", [
     ("silence", silence(40)), ("20 ms", silence(0.02)), ("10 ms of speech", pcm(0)[20000:20320]),
-    ("nothing", b"")])
+    ("a sample", bytes(2))])
 def test_silence_is_an_empty_text(client, name, content):
     assert transcribe(client, wav(content)).text == ""
+
+
+def sized(data_size, riff_size=None, samples=None):
+    """A WAV of speech whose header says these sizes, whatever comes."""
+    whole = CLIPS[0] if samples is None else wav(samples)
+    riff = len(whole) - 8 if riff_size is None else riff_size
+    return whole[:4] + struct.pack("<I", riff) + whole[8:40] + struct.pack("<I", data_size) + whole[44:]
+
+
+BYTES = len(CLIPS[0]) - 44
+EMPTY = "no audio: "
+NOT_WHOLE = [
+    ("half of it", CLIPS[0][:44 + BYTES // 2], f"promises {BYTES} bytes of audio, {BYTES // 2} came"),
+    ("a byte short", CLIPS[0][:-1], f"promises {BYTES} bytes of audio, {BYTES - 1} came"),
+    ("its header alone", CLIPS[0][:44], f"promises {BYTES} bytes of audio, 0 came"),
+    ("too much promised", sized(2 * BYTES), f"promises {2 * BYTES} bytes of audio, {BYTES} came"),
+    ("too much in a stream's header", sized(2 * BYTES, 0xFFFFFFFF), f"promises {2 * BYTES} bytes"),
+    ("no sample", wav(b""), EMPTY), ("a stream of no sample", sized(0xFFFFFFFF, 0xFFFFFFFF, b""), EMPTY),
+    ("half a sample", wav(b"")[:40] + struct.pack("<I", 1) + b"x", EMPTY), ("no byte", b"", EMPTY),
+]
+
+
+@pytest.mark.parametrize("name, content, says", NOT_WHOLE, ids=[case[0] for case in NOT_WHOLE])
+def test_what_is_not_whole_is_refused(client, models, tmp_path, name, content, says):
+    """By the API with and without a stream, and by the command."""
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as error:
+            list(transcribe(client, content, stream=stream))
+        assert error.value.param == "file" and error.value.type == "invalid_request_error"
+        assert says in error.value.body["message"], error.value.body
+    (tmp_path / "a.wav").write_bytes(content)
+    done = subprocess.run([BERTH, "transcribe", "--models", models, "--model", MODEL, tmp_path / "a.wav"],
+                          capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout == "" and "a.wav: " in done.stderr
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize("data_size, riff_size", [(0, 0), (0, 36), (0, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF),
+                                                  (0xFFFFFFFF, 0), (0x7FFFF000, 0x7FFFF024), (BYTES, 0)])
+def test_headers_that_a_stream_left_open(client, data_size, riff_size):
+    assert transcribe(client, sized(data_size, riff_size)).text == GOLDEN[0]["text"]
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_samples_are_needed_by_kserve_too(server, binary):
+    """FP32 samples: none is a mistake, one is silence."""
+    for count, status in ((0, 400), (1, 200)):
+        tensor = {"name": "audio", "shape": [count], "datatype": "FP32"}
+        tensor |= {"parameters": {"binary_data_size": 4 * count}} if binary else {"data": [0.0] * count}
+        head = json.dumps({"inputs": [tensor]}).encode()
+        got, _, body = server.call("POST", f"/v2/models/{MODEL}/infer", head + bytes(4 * count if binary else 0),
+                                   {"Inference-Header-Content-Length": str(len(head))} if binary else {})
+        assert got == status, body
+        assert count or "no audio: " in json.loads(body)["error"]
 
 
 def test_clipped(client):
@@ -164,15 +218,22 @@ def test_translation_is_refused(client):
 
 
 def test_hang_up_ends_the_work(client, server):
-    """A client that goes away in the middle of a long recording frees its slot."""
-    long = wav((pcm(1) + silence(0.3)) * 60)
-    impatient = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=0.5)
-    threads = [threading.Thread(target=lambda: pytest.raises(
-        openai.APITimeoutError, transcribe, impatient, long)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """Clients that go away in the middle of a long recording free their slots."""
+    body = (b'--XX\r\nContent-Disposition: form-data; name="model"\r\n\r\n' + MODEL.encode() +
+            b'\r\n--XX\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n' +
+            wav((pcm(1) + silence(0.3)) * 360) + b"\r\n--XX--\r\n")
+    head = (f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+            "Content-Type: multipart/form-data; boundary=XX\r\n\r\n").encode()
+    before = server.metric("berth_cancelled_requests_total")
+    socks = [server.connect() for _ in range(3)]
+    for sock in socks:
+        sock.sendall(head + body)
+    wait_until(lambda: server.metric("berth_running_requests") > 0)
+    for sock in socks:
+        sock.close()
+    wait_until(lambda: server.metric("berth_cancelled_requests_total") > before)
+    server.wait_metric("berth_running_requests", 0)
+    server.wait_metric("berth_queued_requests", 0)
     assert transcribe(client, CLIPS[0]).text == GOLDEN[0]["text"]
     assert server.alive()
 
