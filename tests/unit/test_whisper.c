@@ -405,6 +405,12 @@ static void test_bad_folders(void **state)
         {"generation_config.json", too_many, BERTH_TOO_LARGE},
         {"generation_config.json", "{\"eos_token_id\":99999999}", BERTH_INVALID},
         {"generation_config.json", "{\"no_timestamps_token_id\":1}", BERTH_INVALID},
+        {"generation_config.json", "{\"no_timestamps_token_id\":2147483647}", BERTH_INVALID},
+        {"generation_config.json", "{\"no_timestamps_token_id\":4294967605}", BERTH_INVALID},
+        {"generation_config.json",
+         "{\"is_multilingual\":true,\"lang_to_id\":{\"<|en|>\":301},\"task_to_id\":"
+         "{\"transcribe\":4294967601,\"translate\":304}}",
+         BERTH_INVALID},
         {"generation_config.json", "{\"is_multilingual\":true,\"lang_to_id\":{}}", BERTH_INVALID},
     };
     for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {

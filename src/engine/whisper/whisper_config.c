@@ -18,6 +18,7 @@
 #define PATH_BYTES_MAX 4096
 #define POSITIONS_MAX 448 /* all released models have this many */
 #define LIST_MAX 65536
+#define VOCAB_MAX (1 << 20)
 #define EXTRA_MAX 6 /* control tokens that no step may say */
 
 struct source {
@@ -152,7 +153,7 @@ static enum berth_code read_sizes(const struct source *source, struct berth_whis
         return berth_fail(err, BERTH_UNSUPPORTED, "%s/config.json: model_type is not \"whisper\"",
                           source->folder);
     }
-    BERTH_TRY(read_size(source, "vocab_size", 1 << 20, &out->vocab, err));
+    BERTH_TRY(read_size(source, "vocab_size", VOCAB_MAX, &out->vocab, err));
     BERTH_TRY(read_size(source, "num_mel_bins", BERTH_MEL_BINS_MAX, &out->mel_bins, err));
     BERTH_TRY(read_size(source, "d_model", 16384, &out->width, err));
     BERTH_TRY(read_size(source, "encoder_layers", 256, &out->encoder_layers, err));
@@ -177,14 +178,20 @@ static enum berth_code read_sizes(const struct source *source, struct berth_whis
     return BERTH_OK;
 }
 
+/* What is no id of any vocabulary stays none, and a number to count on with. */
+static int32_t bounded_id(const json_t *value)
+{
+    json_int_t id = json_integer_value(value);
+    return id < 0 ? -1 : id < VOCAB_MAX ? (int32_t)id : VOCAB_MAX;
+}
+
 /* An id by key, or by the first of the added tokens `name` and `other` there is; -1: neither. */
 static int32_t find_id(const struct source *source, const char *key, const char *name,
                        const char *other)
 {
     const json_t *value = key == NULL ? NULL : find(source, key);
-    if (json_is_integer(value) && json_integer_value(value) >= 0 &&
-        json_integer_value(value) <= INT32_MAX) {
-        return (int32_t)json_integer_value(value);
+    if (json_is_integer(value) && json_integer_value(value) >= 0) {
+        return bounded_id(value);
     }
     int32_t id = berth_tokens_special(source->tokens, name);
     return id < 0 && other != NULL ? berth_tokens_special(source->tokens, other) : id;
@@ -193,7 +200,7 @@ static int32_t find_id(const struct source *source, const char *key, const char 
 static int32_t task_id(const struct source *source, const char *task, const char *name)
 {
     const json_t *value = json_object_get(find(source, "task_to_id"), task);
-    return json_is_integer(value) ? (int32_t)json_integer_value(value)
+    return json_is_integer(value) ? bounded_id(value)
                                   : berth_tokens_special(source->tokens, name);
 }
 
