@@ -729,7 +729,7 @@ static void sessions_share_one_pool(void **state)
     struct input input = floats("x", 1, 8, x);
     held[0] = attached(spec);
     instances[0] = instance_of(held[0]);
-    int before = thread_count();
+    int before = thread_count(); /* one that was joined may still be among them for a moment */
     for (size_t i = 1; i < SESSIONS; i++) {
         held[i] = attached(spec);
         instances[i] = instance_of(held[i]);
@@ -740,12 +740,12 @@ static void sessions_share_one_pool(void **state)
         assert_int_equal(row.err.code, BERTH_OK);
         row_finish(&row);
     }
-    assert_int_equal(thread_count(), before);
+    assert_true(thread_count() <= before);
     for (size_t i = 0; i < SESSIONS; i++) {
         onnx->instance_destroy(instances[i]);
         onnx->model_detach(held[i]);
     }
-    assert_int_equal(thread_count(), before);
+    assert_true(thread_count() <= before);
     berth_spec_release(spec);
 }
 

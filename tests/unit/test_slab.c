@@ -330,11 +330,17 @@ static void the_system_refusing_is_typed(void **state)
     berth_slabs_destroy(slabs);
 }
 
+struct walker {
+    struct berth_slabs *slabs;
+    uint64_t seed;
+};
+
 static void *walk(void *context)
 {
-    struct berth_slabs *slabs = context;
+    struct walker *walker = context;
+    struct berth_slabs *slabs = walker->slabs;
     struct held held[16] = {0};
-    uint64_t seed = (uint64_t)(uintptr_t)held | 1;
+    uint64_t seed = walker->seed;
     for (int step = 0; step < 4000; step++) {
         struct held *one = &held[random_next(&seed) % BERTH_COUNT_OF(held)];
         if (one->range.slab != 0) {
@@ -357,10 +363,12 @@ static void *walk(void *context)
 static void threads_share_it(void **state)
 {
     struct berth_slabs *slabs = make(16 * MIB, 256 * KIB);
+    struct walker walkers[4];
     pthread_t threads[4];
     (void)state;
     for (size_t i = 0; i < BERTH_COUNT_OF(threads); i++) {
-        assert_int_equal(pthread_create(&threads[i], NULL, walk, slabs), 0);
+        walkers[i] = (struct walker){.slabs = slabs, .seed = 88172645463325252ULL + i};
+        assert_int_equal(pthread_create(&threads[i], NULL, walk, &walkers[i]), 0);
     }
     for (size_t i = 0; i < BERTH_COUNT_OF(threads); i++) {
         pthread_join(threads[i], NULL);
