@@ -90,7 +90,7 @@ static enum berth_code end(struct berth_call *call, struct berth_err *err)
         return berth_fail_field(err, BERTH_INVALID, "file", "the form has no file");
     }
     if (speech->file->length == 0) {
-        return berth_fail_field(err, BERTH_INVALID, "file", "the file is empty");
+        return berth_fail_field(err, BERTH_INVALID, "file", "no audio: the file is empty");
     }
     if (call->model == NULL) {
         return berth_fail_field(err, BERTH_INVALID, "model", "the form has no model");

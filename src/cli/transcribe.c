@@ -161,7 +161,7 @@ static enum berth_code read_file(struct work *work, struct berth_err *err)
     if (!S_ISREG(status.st_mode)) {
         code = berth_fail(err, BERTH_INVALID, "not a regular file");
     } else if (status.st_size == 0) {
-        code = berth_fail(err, BERTH_INVALID, "the file is empty");
+        code = berth_fail(err, BERTH_INVALID, "no audio: the file is empty");
     } else if ((uint64_t)status.st_size > FILE_BYTES_MAX) {
         code = berth_fail(err, BERTH_INVALID, "larger than 4 GiB");
     } else {

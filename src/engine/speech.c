@@ -158,7 +158,11 @@ enum berth_code berth_speech_audio_read(const struct berth_request *request,
     if (tensor->range.length != count * sizeof(float)) {
         return berth_fail_field(err, BERTH_INVALID, "audio", "its bytes are not its shape's");
     }
-    out->samples = count == 0 ? NULL : berth_slabs_pointer(request->slabs, &tensor->range);
+    if (count == 0) { /* M9 of media/, for those who bring samples */
+        return berth_fail_field(err, BERTH_INVALID, "audio",
+                                "no audio: there is not one sample in the recording");
+    }
+    out->samples = berth_slabs_pointer(request->slabs, &tensor->range);
     out->count = count;
     return BERTH_OK;
 }

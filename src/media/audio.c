@@ -9,12 +9,16 @@
  * container was read without an error, held no packet, and promised no length. A container that
  * was guessed on weak evidence must yield sound from half of its bytes.
  *
+ * FFmpeg reads a file that is cut short as far as it goes and reports nothing. What the container
+ * promised, in bytes (outline.h) or as a length that its header counts, must be there (M9).
+ *
  * One thread throughout: the sandbox has no clone, and jobs run beside each other in processes.
  */
 #include "media/decoder.h"
 
 #include <errno.h>
 #include <iconv.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,6 +31,7 @@
 #include <libswresample/swresample.h>
 
 #include "base/mem.h"
+#include "media/outline.h"
 
 #define IO_BYTES 32768
 #define PROBE_BYTES_FIRST 32768
@@ -40,6 +45,10 @@
 #define REFUSED "hls,concat,dash,imf,sdp,rtsp,webm_dash_manifest,ffmetadata,tty,amrnb,amrwb,gsm"
 /* The only ones that are believed on weak evidence: a short piece of a stream. */
 #define GUESSED "mp3,aac,ac3,eac3,dts,loas,flac,mpegts,mpeg"
+/* Lengths that do not count samples: a clock's, or the longest stream's. */
+#define LENGTH_IS_VAGUE "matroska,webm,avi,mpegts,mpeg,ogg"
+#define SHORT_S 0.25    /* a length may be off by the padding of codecs, and by rounding */
+#define SHORT_SHARE 1e-3
 
 struct audio {
     const struct berth_media_input *input;
@@ -58,6 +67,8 @@ struct audio {
     int swr_rate;
     int stream; /* index of the one that is decoded */
     int score;  /* certainty of the container, to AVPROBE_SCORE_MAX */
+    double promised_s; /* by the container's header; 0: nothing */
+    double end_s;      /* of the last packet */
     uint64_t packet_count;
     uint64_t packet_bytes; /* of packets that gave frames */
     uint64_t error_count;
@@ -72,18 +83,22 @@ static enum berth_code audio_init(struct audio *audio);
 static void audio_finish(struct audio *audio);
 static enum berth_code find_container(struct audio *audio, const AVInputFormat **out);
 static uint64_t tag_length(const struct berth_media_input *input);
+static enum berth_code judge_outline(struct audio *audio);
 static enum berth_code open_container(struct audio *audio, const AVInputFormat *container);
+static double promised_s(const AVFormatContext *format);
 static enum berth_code find_stream(struct audio *audio);
 static void hide_other_streams(AVFormatContext *format);
 static bool is_complete(const AVFormatContext *format);
 static enum berth_code open_codec(struct audio *audio);
 static enum berth_code judge_length(struct audio *audio);
 static enum berth_code read_packets(struct audio *audio);
+static void note_end(struct audio *audio, const AVPacket *packet);
 static enum berth_code decode_packet(struct audio *audio, const AVPacket *packet);
 static enum berth_code take_frame(struct audio *audio);
 static enum berth_code swr_prepare(struct audio *audio);
 static enum berth_code drain_swr(struct audio *audio, const uint8_t **in, int in_count);
 static enum berth_code judge_result(struct audio *audio);
+static enum berth_code judge_promise(struct audio *audio);
 static enum berth_code fail_at(struct audio *audio, int status, const char *doing);
 static int read_bytes(void *opaque, uint8_t *out, int size);
 static int64_t seek_bytes(void *opaque, int64_t offset, int whence);
@@ -136,6 +151,9 @@ static enum berth_code decode(const struct berth_media_input *input, struct bert
     enum berth_code code = audio_init(&audio);
     if (code == BERTH_OK) {
         code = find_container(&audio, &container);
+    }
+    if (code == BERTH_OK) {
+        code = judge_outline(&audio);
     }
     if (code == BERTH_OK) {
         code = open_container(&audio, container);
@@ -247,6 +265,18 @@ static uint64_t tag_length(const struct berth_media_input *input)
     return at;
 }
 
+/* Told before FFmpeg fails on what is missing, as the index of an m4a. */
+static enum berth_code judge_outline(struct audio *audio)
+{
+    struct berth_outline outline;
+    if (!berth_outline_is_cut(audio->input, &outline)) {
+        return BERTH_OK;
+    }
+    return berth_fail_field(audio->err, BERTH_INVALID, "file",
+                            "cut short: its %s promises %" PRIu64 " bytes, %" PRIu64 " came",
+                            outline.what, outline.promised, outline.came);
+}
+
 static enum berth_code open_container(struct audio *audio, const AVInputFormat *container)
 {
     AVDictionary *options = NULL;
@@ -260,13 +290,39 @@ static enum berth_code open_container(struct audio *audio, const AVInputFormat *
         return fail_at(audio, status, doing);
     }
     hide_other_streams(audio->format);
+    audio->promised_s = promised_s(audio->format);
     if (!is_complete(audio->format)) {
         status = avformat_find_stream_info(audio->format, NULL);
         if (status < 0) {
             return fail_at(audio, status, "no stream could be read");
         }
+        bool is_told =
+            audio->format->duration_estimation_method == AVFMT_DURATION_FROM_STREAM;
+        if (audio->promised_s <= 0 && is_told) {
+            audio->promised_s = promised_s(audio->format);
+        }
     }
     return BERTH_OK;
+}
+
+/* Of the first audio stream; asked before FFmpeg looks into the file, where the header has it:
+ * afterwards it may be what FFmpeg makes of the file's size. */
+static double promised_s(const AVFormatContext *format)
+{
+    const AVStream *stream = NULL;
+    for (unsigned i = 0; i < format->nb_streams && stream == NULL; i++) {
+        if (format->streams[i]->codecpar->codec_type == AVMEDIA_TYPE_AUDIO) {
+            stream = format->streams[i];
+        }
+    }
+    if (stream == NULL || av_match_name(format->iformat->name, LENGTH_IS_VAGUE) > 0) {
+        return 0;
+    }
+    if (stream->duration > 0) {
+        return (double)stream->duration * av_q2d(stream->time_base);
+    }
+    bool is_alone = format->nb_streams == 1 && format->duration > 0;
+    return is_alone ? (double)format->duration / AV_TIME_BASE : 0;
 }
 
 /* So that FFmpeg opens no picture or subtitle decoder to learn about them. */
@@ -393,6 +449,7 @@ static enum berth_code read_packets(struct audio *audio)
         }
         again = 0;
         if (audio->packet->stream_index == audio->stream) {
+            note_end(audio, audio->packet);
             code = decode_packet(audio, audio->packet);
         } else {
             code = berth_pcm_poll(audio->pcm, audio->err);
@@ -404,6 +461,16 @@ static enum berth_code read_packets(struct audio *audio)
     }
     code = decode_packet(audio, NULL);
     return code == BERTH_OK && audio->swr != NULL ? drain_swr(audio, NULL, 0) : code;
+}
+
+static void note_end(struct audio *audio, const AVPacket *packet)
+{
+    const AVStream *stream = audio->format->streams[audio->stream];
+    double end_s = (double)packet->duration * av_q2d(stream->time_base);
+    if (packet->pts != AV_NOPTS_VALUE) {
+        end_s += (double)packet->pts * av_q2d(stream->time_base);
+        audio->end_s = end_s > audio->end_s ? end_s : audio->end_s;
+    }
 }
 
 /* NULL: the end, what the codec still holds comes out. A packet that cannot be decoded is counted
@@ -530,9 +597,24 @@ static enum berth_code judge_result(struct audio *audio)
         return fail_at(audio, AVERROR_INVALIDDATA,
                        "no audio could be decoded; is the file complete?");
     }
-    uint64_t slack = pcm->frames_expected / 50 + pcm->rate / 2;
-    pcm->cut = is_known && pcm->count + slack < pcm->frames_expected;
-    return BERTH_OK;
+    return pcm->count == 0 ? BERTH_OK : judge_promise(audio);
+}
+
+/* Packets may leave gaps where nobody spoke: the last one's end counts as well as what was decoded,
+ * unless some could not be. */
+static enum berth_code judge_promise(struct audio *audio)
+{
+    double came_s = (double)audio->pcm->count / audio->pcm->rate;
+    if (audio->error_count == 0 && audio->end_s > came_s) {
+        came_s = audio->end_s;
+    }
+    if (came_s + SHORT_S + came_s * SHORT_SHARE >= audio->promised_s) {
+        return BERTH_OK;
+    }
+    return berth_fail_field(audio->err, BERTH_INVALID, "file",
+                            "cut short or damaged: its header promises %.2f s of audio, %.2f s "
+                            "came",
+                            audio->promised_s, came_s);
 }
 
 /* Memory is the process' own trouble (UNAVAILABLE); everything else is the file's. */

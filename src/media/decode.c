@@ -125,7 +125,6 @@ static void work(const struct berth_decoder_ops *const *decoders,
         .job = job->job,
         .frames = code == BERTH_OK ? served.pcm.count : 0,
         .code = (uint32_t)code,
-        .cut = served.pcm.cut ? 1 : 0,
     };
     berth_say_text(&done, code == BERTH_OK ? "" : err.msg);
     malloc_trim(0); /* before the answer: an idle process is a small one */

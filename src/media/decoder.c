@@ -40,7 +40,7 @@ enum berth_code berth_decoder_run(const struct berth_decoder_ops *const *decoder
                                   struct berth_err *err)
 {
     if (input->length == 0) {
-        return berth_fail_field(err, BERTH_MEDIA, "file", "the file is empty");
+        return berth_fail_field(err, BERTH_INVALID, "file", "no audio: the file is empty");
     }
     const struct berth_decoder_ops *decoder = berth_decoder_find(decoders, input);
     if (decoder == NULL) {

@@ -25,8 +25,8 @@ struct berth_decoder_ops {
     void (*prepare)(uint64_t memory_max);
     /* Required. Whether these bytes are for this decoder. Cheap: looks at headers only. */
     bool (*matches)(const struct berth_media_input *input);
-    /* Required. MEDIA, TOO_LARGE (field "file"), or what pcm's room and poll said. OK with no
-     * frames only for a file that is whole and holds none. */
+    /* Required. MEDIA, INVALID (cut short), TOO_LARGE (all with field "file"), or what pcm's room
+     * and poll said. OK with no frames only for a file that is whole and holds none. */
     enum berth_code (*decode)(const struct berth_media_input *input, struct berth_pcm *pcm,
                               struct berth_err *err);
 };
@@ -37,7 +37,7 @@ extern const struct berth_decoder_ops *const berth_decoders[];
 /* The first decoder for these bytes, or NULL. */
 const struct berth_decoder_ops *berth_decoder_find(const struct berth_decoder_ops *const *decoders,
                                                    const struct berth_media_input *input);
-/* Finds a decoder and runs it; no decoder is MEDIA. */
+/* Finds a decoder and runs it; no decoder is MEDIA, an empty file INVALID. */
 enum berth_code berth_decoder_run(const struct berth_decoder_ops *const *decoders,
                                   const struct berth_media_input *input, struct berth_pcm *pcm,
                                   struct berth_err *err) BERTH_MUST_USE;

@@ -85,7 +85,8 @@ enum berth_code berth_media_job_judge(const struct berth_media_job *job, uint64_
 /* The room for the output, in job->out. */
 enum berth_code berth_media_job_room(struct berth_slabs *slabs, struct berth_media_job *job,
                                      uint64_t frames, struct berth_err *err) BERTH_MUST_USE;
-/* Trims the output to what was written; or, with an error in job->err, gives it back. */
+/* Trims the output to what was written; or, with an error in job->err (no frame is one), gives it
+ * back. */
 void berth_media_job_end(struct berth_slabs *slabs, struct berth_media_job *job, uint64_t frames);
 
 #endif

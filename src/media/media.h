@@ -37,9 +37,10 @@ struct berth_media_job {
     const atomic_bool *cancelled; /* may be NULL; polled */
     uint64_t t_deadline_ns;       /* 0: none */
     /* Results. */
-    struct berth_err err;         /* MEDIA, TOO_LARGE, BUSY, CANCELLED, DEADLINE, UNAVAILABLE */
+    struct berth_err err;         /* MEDIA, INVALID (cut short, or no sound in it: M9), TOO_LARGE,
+                                   * BUSY, CANCELLED, DEADLINE, UNAVAILABLE */
     struct berth_range out;       /* float32 mono at `rate`; the receiver owns it; none on error */
-    uint64_t frame_count;         /* 0 is fine: a file without a sample of audio */
+    uint64_t frame_count;         /* never 0, but on error */
     double seconds;
     uint64_t decode_ns;
     void *state;                  /* the sender's own */

@@ -53,7 +53,6 @@ struct berth_pcm {
     uint64_t frames_max;
     double seconds_max;
     uint32_t rate;
-    bool cut; /* the file ends before its audio does; what was there is decoded */
 };
 
 void berth_pcm_init(struct berth_pcm *pcm, const struct berth_pcm_ops *ops, uint32_t rate,

@@ -313,9 +313,6 @@ static void finish_job(struct berth_process_lane *lane, const struct berth_say_m
         is_worn = true;
     } else if (code != BERTH_OK) {
         berth_fail_field(&job->err, code, "file", "%s", done->text);
-    } else if (done->cut != 0) {
-        berth_log_warn("media", 0, "the file ends in the middle: %.1f of %.1f s",
-                       (double)done->frames / job->rate, lane->seconds_expected);
     }
     end_job(lane, done->frames);
     if (is_worn) {

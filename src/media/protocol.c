@@ -47,6 +47,7 @@ enum berth_code berth_say_code(uint32_t code)
 {
     switch (code) {
     case BERTH_OK:
+    case BERTH_INVALID:
     case BERTH_TOO_LARGE:
     case BERTH_UNAVAILABLE:
     case BERTH_INTERNAL:

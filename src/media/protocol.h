@@ -43,8 +43,7 @@ struct berth_say_message {
     uint32_t rate;      /* JOB: wanted; FOUND: the file's */
     uint32_t channel_count; /* FOUND */
     uint32_t code;      /* DONE: enum berth_code */
-    uint32_t cut;       /* DONE: 1 when the file ends before its audio does */
-    char text[192];     /* FOUND: format; DONE: message; always ends with NUL */
+    char text[196];     /* FOUND: format; DONE: message; always ends with NUL */
 };
 
 enum berth_talk_state { BERTH_TALK_STARTING, BERTH_TALK_IDLE, BERTH_TALK_WORKING };

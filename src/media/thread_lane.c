@@ -101,7 +101,11 @@ enum berth_code berth_media_job_room(struct berth_slabs *slabs, struct berth_med
 void berth_media_job_end(struct berth_slabs *slabs, struct berth_media_job *job, uint64_t frames)
 {
     struct berth_err err = {0};
-    if (job->err.code != BERTH_OK || frames == 0) {
+    if (job->err.code == BERTH_OK && frames == 0) { /* M9, whatever a decode process says */
+        berth_fail_field(&job->err, BERTH_INVALID, "file",
+                         "no audio: there is not one sample in the recording");
+    }
+    if (job->err.code != BERTH_OK) {
         berth_slabs_give(slabs, &job->out);
         frames = 0;
     } else if (frames * sizeof(float) < job->out.length &&

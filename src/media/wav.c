@@ -3,13 +3,16 @@
  * 16 kHz mono needs one pass from the file to float. Anything else goes block by block through a
  * scratch buffer: samples to float, channels to mono, rate to rate.
  *
- * Sizes in the header are taken as far as the file goes: streaming writers leave 0 or 2^32 - 1,
- * cut files promise too much. Channels are weighted as a downmix to one speaker is (front 0.71,
- * centre 1, surround 0.5, no LFE) and scaled to a sum of 1, so that nothing gets louder than its
- * loudest channel; without a known layout all count the same.
+ * What the header promises must be there (M9), but for the sizes that streaming writers leave, 0
+ * and 2^32 - 1 or near it: they mean to the end of the file.
+ *
+ * Channels are weighted as a downmix to one speaker is (front 0.71, centre 1, surround 0.5, no LFE)
+ * and scaled to a sum of 1, so that nothing gets louder than its loudest channel; without a known
+ * layout all count the same.
  */
 #include "media/wav.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -59,8 +62,7 @@ static enum berth_code read_format(const uint8_t *chunk, uint64_t size, struct b
                                    struct berth_err *err);
 static bool pick_kind(uint32_t tag, uint32_t bits, uint32_t bytes, enum berth_wav_kind *out);
 static uint64_t chunk_next(const struct berth_media_input *input, uint64_t at, uint64_t size);
-static uint64_t data_size(const struct berth_media_input *input, uint64_t at, uint64_t size,
-                          uint64_t size_64, uint64_t *claimed);
+static uint64_t data_size(uint64_t riff, uint64_t size, uint64_t length, uint64_t there);
 static void speaker_weights(const struct berth_wav *wav, float *weights);
 static void mix(const float *samples, const float *weights, size_t channels, float *mono,
                 size_t frames);
@@ -97,7 +99,8 @@ enum berth_code berth_wav_open(const struct berth_media_input *input, struct ber
     }
     struct berth_wav wav = {0};
     bool has_format = false;
-    uint64_t size_64 = UINT64_MAX;
+    uint64_t riff = get_u32(input->bytes + 4);
+    const uint8_t *sizes_64 = NULL; /* ds64: of RIFF, of data */
     uint64_t at = 12;
     for (int i = 0; i < BERTH_WAV_CHUNKS_MAX && input->length - at >= 8; i++) {
         const uint8_t *chunk = input->bytes + at + 8;
@@ -107,18 +110,23 @@ enum berth_code berth_wav_open(const struct berth_media_input *input, struct ber
             BERTH_TRY(read_format(chunk, size < there ? size : there, &wav, err));
             has_format = true;
         } else if (memcmp(chunk - 8, "ds64", 4) == 0 && size >= 16 && there >= 16) {
-            size_64 = get_u64(chunk + 8);
+            sizes_64 = chunk;
         } else if (memcmp(chunk - 8, "data", 4) == 0) {
             if (!has_format) {
                 return berth_fail_field(err, BERTH_MEDIA, "file",
                                         "WAVE file without a format before its audio");
             }
-            uint64_t claimed = 0;
-            uint64_t bytes = data_size(input, at + 8, size, size_64, &claimed);
+            if (size == UINT32_MAX && sizes_64 != NULL) {
+                riff = get_u64(sizes_64);
+                size = get_u64(sizes_64 + 8);
+            } else if (size >= SIZE_UNKNOWN) {
+                size = UINT64_MAX;
+            }
             uint64_t frame_bytes = (uint64_t)wav.channel_count * kinds[wav.kind].bytes;
             wav.samples = chunk;
-            wav.frame_count = bytes / frame_bytes;
-            wav.frames_claimed = claimed / frame_bytes;
+            wav.bytes_promised = data_size(riff, size, input->length, there);
+            wav.bytes = wav.bytes_promised < there ? wav.bytes_promised : there;
+            wav.frame_count = wav.bytes / frame_bytes;
             *out = wav;
             return BERTH_OK;
         }
@@ -141,6 +149,12 @@ static enum berth_code decode(const struct berth_media_input *input, struct bert
 {
     struct berth_wav wav;
     BERTH_TRY(berth_wav_open(input, &wav, err));
+    if (wav.bytes_promised > wav.bytes) {
+        return berth_fail_field(err, BERTH_INVALID, "file",
+                                "cut short: its header promises %" PRIu64
+                                " bytes of audio, %" PRIu64 " came",
+                                wav.bytes_promised, wav.bytes);
+    }
     struct berth_pcm_source source = {
         .seconds = (double)wav.frame_count / wav.rate,
         .rate = wav.rate,
@@ -148,7 +162,6 @@ static enum berth_code decode(const struct berth_media_input *input, struct bert
     };
     snprintf(source.format, sizeof(source.format), "wav %s", kinds[wav.kind].name);
     BERTH_TRY(berth_pcm_expect(pcm, &source, err));
-    pcm->cut = wav.frames_claimed > wav.frame_count;
     if (wav.frame_count == 0) {
         return BERTH_OK;
     }
@@ -348,23 +361,15 @@ static uint64_t chunk_next(const struct berth_media_input *input, uint64_t at, u
     return size % 2 == 1 && input->bytes[next] == 0 ? next + 1 : next;
 }
 
-/* Bytes of audio that are there; *claimed gets what the header promises of known sizes. */
-static uint64_t data_size(const struct berth_media_input *input, uint64_t at, uint64_t size,
-                          uint64_t size_64, uint64_t *claimed)
+/* Bytes of audio that the header promises; there: bytes to the end of the file. */
+static uint64_t data_size(uint64_t riff, uint64_t size, uint64_t length, uint64_t there)
 {
-    uint64_t there = input->length - at;
-    if (size == UINT32_MAX && size_64 != UINT64_MAX) {
-        size = size_64;
-    } else if (size >= SIZE_UNKNOWN) {
-        size = size > there ? there : size;
-    } else if (size == 0) {
+    bool is_unknown = size > INT64_MAX;
+    if (size == 0) {
         /* A stream's header, unless the outer size covers the file too: then it is empty. */
-        uint64_t riff = get_u32(input->bytes + 4);
-        bool is_stream = riff == 0 || riff >= SIZE_UNKNOWN || riff + 8 < input->length;
-        size = is_stream ? there : 0;
+        is_unknown = riff == 0 || riff >= SIZE_UNKNOWN || riff + 8 < length;
     }
-    *claimed = size;
-    return size < there ? size : there;
+    return is_unknown ? there : size;
 }
 
 static void speaker_weights(const struct berth_wav *wav, float *weights)

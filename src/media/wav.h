@@ -34,7 +34,8 @@ struct berth_wav {
     uint32_t speakers;       /* mask of WAVE_FORMAT_EXTENSIBLE; 0: not told */
     const uint8_t *samples;  /* interleaved, little-endian; lends from the input */
     uint64_t frame_count;    /* whole frames that are there */
-    uint64_t frames_claimed; /* by the header; more than frame_count when the file is cut short */
+    uint64_t bytes;          /* of them, and of a frame that is not whole */
+    uint64_t bytes_promised; /* by the header; more than bytes when the file is cut short */
 };
 
 /* MEDIA with a reason; UNSUPPORTED when it is a WAVE file of a codec that is not read here. */

@@ -139,7 +139,7 @@ static void test_headers(void **state)
     assert_int_equal(wav.kind, BERTH_WAV_S16);
     assert_int_equal(wav.rate, 16000);
     assert_int_equal(wav.frame_count, 2);
-    assert_int_equal(wav.frames_claimed, 2);
+    assert_int_equal(wav.bytes_promised, 4);
     /* Cut anywhere: an error before the data chunk, fewer frames after it. */
     for (size_t length = 0; length < 48; length++) {
         struct file cut = file;
@@ -148,7 +148,8 @@ static void test_headers(void **state)
         assert_int_equal(code, length < 44 ? BERTH_MEDIA : BERTH_OK);
         if (code == BERTH_OK) {
             assert_int_equal(wav.frame_count, (length - 44) / 2);
-            assert_int_equal(wav.frames_claimed, 2);
+            assert_int_equal(wav.bytes_promised, 4);
+            assert_int_equal(wav.bytes, length - 44);
         } else {
             assert_string_equal(err.field, "file");
         }
@@ -198,18 +199,41 @@ static void test_chunks(void **state)
     assert_int_equal(open_file(&file, &wav, &err), BERTH_MEDIA);
 }
 
+/* What was promised and did not come is an error that tells both; all else is decoded. */
+static void check_promise(const struct file *file, const struct berth_wav *wav)
+{
+    struct memory_pcm memory;
+    struct berth_err err = {0};
+    char says[120];
+    enum berth_code code = decode(file, &memory, &err);
+    if (wav->bytes_promised <= wav->bytes) {
+        assert_int_equal(code, BERTH_OK);
+        assert_int_equal(memory.pcm.count, wav->frame_count);
+    } else {
+        assert_int_equal(code, BERTH_INVALID);
+        assert_string_equal(err.field, "file");
+        snprintf(says, sizeof(says),
+                 "cut short: its header promises %llu bytes of audio, %llu came",
+                 (unsigned long long)wav->bytes_promised, (unsigned long long)wav->bytes);
+        assert_string_equal(err.msg, says);
+        assert_int_equal(memory.pcm.count, 0);
+    }
+    free(memory.frames);
+}
+
 /* Sizes of the data chunk that streaming and careless writers leave. */
 static void test_sizes(void **state)
 {
     static const struct {
         uint32_t riff_size, data_size;
-        uint64_t frames, claimed; /* of 8 frames that are there */
+        uint64_t frames, promised; /* of 8 frames, 16 bytes, that are there */
     } rows[] = {
-        {52, 16, 8, 8},          {52, 14, 7, 7},         {52, 18, 8, 9},
-        {0, 0, 8, 8},            {0xFFFFFFFF, 0, 8, 8},  {52, 0, 0, 0},
-        {36, 0, 8, 8},           {52, 0xFFFFFFFF, 8, 8}, {0xFFFFFFFF, 0xFFFFFFFF, 8, 8},
-        {52, 0x7FFFF000, 8, 8},  {52, 15, 7, 7},         {52, 1000000, 8, 500000},
-        {52, 0x7FFEFFFE, 8, 0x3FFF7FFF},
+        {52, 16, 8, 16},         {52, 14, 7, 14},         {52, 17, 8, 17},
+        {52, 18, 8, 18},         {0, 18, 8, 18},          {0xFFFFFFFF, 18, 8, 18},
+        {0, 0, 8, 16},           {0xFFFFFFFF, 0, 8, 16},  {52, 0, 0, 0},
+        {36, 0, 8, 16},          {52, 0xFFFFFFFF, 8, 16}, {0xFFFFFFFF, 0xFFFFFFFF, 8, 16},
+        {52, 0x7FFFF000, 8, 16}, {52, 15, 7, 15},         {52, 1000000, 8, 1000000},
+        {52, 0x7FFF0000, 8, 16}, {52, 0x7FFEFFFF, 8, 0x7FFEFFFF},
     };
     for (size_t i = 0; i < BERTH_COUNT_OF(rows); i++) {
         struct file file;
@@ -221,27 +245,41 @@ static void test_sizes(void **state)
         put(&file, "0123456789abcdef", 16);
         assert_int_equal(open_file(&file, &wav, &err), BERTH_OK);
         assert_int_equal(wav.frame_count, rows[i].frames);
-        assert_int_equal(wav.frames_claimed, rows[i].claimed);
+        assert_int_equal(wav.bytes_promised, rows[i].promised);
+        check_promise(&file, &wav);
     }
 }
 
 static void test_rf64(void **state)
 {
-    static const char *const names[] = {"RF64", "BW64"};
-    for (size_t i = 0; i < BERTH_COUNT_OF(names); i++) {
+    static const struct {
+        const char *name;
+        uint32_t riff_size, data_size, data_size_high;
+        uint64_t frames, promised; /* of 4 frames, 8 bytes, that are there */
+    } rows[] = {
+        {"RF64", 1000, 4, 0, 2, 4},
+        {"BW64", 80, 4, 7, 4, (UINT64_C(7) << 32) + 4},
+        {"RF64", 80, 9, 0, 4, 9},
+        {"RF64", 0, 0, 0, 4, 8}, /* a stream's */
+        {"RF64", 80, 0xFFFFFFFF, 0xFFFFFFFF, 4, 8},
+        {"RF64", 80, 0, 0, 0, 0}, /* empty */
+    };
+    for (size_t i = 0; i < BERTH_COUNT_OF(rows); i++) {
         struct file file;
         struct berth_wav wav;
         struct berth_err err;
-        begin(&file, names[i], 0xFFFFFFFF);
+        begin(&file, rows[i].name, 0xFFFFFFFF);
         chunk(&file, "ds64", 28);
-        put_u32(&file, 1000), put_u32(&file, 0);      /* RIFF size */
-        put_u32(&file, 4), put_u32(&file, i == 0 ? 0 : 7); /* data size: 4, or far too much */
+        put_u32(&file, rows[i].riff_size), put_u32(&file, 0);
+        put_u32(&file, rows[i].data_size), put_u32(&file, rows[i].data_size_high);
         put_u32(&file, 2), put_u32(&file, 0), put_u32(&file, 0);
         format_chunk(&file, 1, 1, 16000, 16);
         chunk(&file, "data", 0xFFFFFFFF);
         put(&file, "01234567", 8);
         assert_int_equal(open_file(&file, &wav, &err), BERTH_OK);
-        assert_int_equal(wav.frame_count, i == 0 ? 2 : 4);
+        assert_int_equal(wav.frame_count, rows[i].frames);
+        assert_int_equal(wav.bytes_promised, rows[i].promised);
+        check_promise(&file, &wav);
     }
 }
 
