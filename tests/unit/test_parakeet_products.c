@@ -470,12 +470,42 @@ static void test_large_is_taken(void **state)
     berth_free(weights);
 }
 
+/* Whatever buckets come, in whatever order, their log-mels have together no more than is reserved
+ * for the largest; the worst is that each needs a little more than there is. */
+static void test_features_grow(void **state)
+{
+    struct berth_parakeet_shape shape = {.rows = 1};
+    uint32_t random = 1;
+    for (int round = 0; round < 2000; round++) {
+        uint64_t last = 0, all = 0;
+        uint32_t most = 0;
+        for (int i = 0; i < 40; i++) {
+            random = random * 1664525 + 1013904223;
+            const uint32_t features =
+                round == 0 ? (uint32_t)(last / (large.mels * 4)) + 1 : random >> (12 + round % 16);
+            const uint64_t bytes = ((uint64_t)features + 2) * large.mels * 4;
+            if (features > 1000000) {
+                continue;
+            }
+            most = features > most ? features : most;
+            if (bytes > last) {
+                last = last == 0 ? bytes : berth_parakeet_cuda_grown(bytes, last);
+                all += last;
+            }
+        }
+        shape.padded.features = most;
+        assert_true(BERTH_PARAKEET_CUDA_WORKSPACE_BYTES + all <=
+                    berth_parakeet_kept_ahead(BERTH_PARAKEET_F16, 1, &large, &shape));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tiles),         cmocka_unit_test(test_tiles_always),
         cmocka_unit_test(test_keys_differ),   cmocka_unit_test(test_keys_of_calls),
         cmocka_unit_test(test_well_formed),   cmocka_unit_test(test_sum_factor),
-        cmocka_unit_test(test_prepared_is_asked), cmocka_unit_test(test_large_is_taken)};
+        cmocka_unit_test(test_prepared_is_asked), cmocka_unit_test(test_large_is_taken),
+        cmocka_unit_test(test_features_grow)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

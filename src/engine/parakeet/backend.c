@@ -19,7 +19,7 @@ const struct berth_parakeet_ops *berth_parakeet_backend(const char *device)
 }
 
 /* A CPU: its threads' scratch. A GPU: its products' workspace, and log-mels in float32
- * (features.cu), which grow by half. */
+ * (berth_parakeet_cuda_grown). */
 uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element, uint32_t threads,
                                    const struct berth_parakeet_config *config,
                                    const struct berth_parakeet_shape *shape)
@@ -28,7 +28,7 @@ uint64_t berth_parakeet_kept_ahead(enum berth_parakeet_element element, uint32_t
     if (element == BERTH_PARAKEET_F32) {
         return threads * (uint64_t)BERTH_PARAKEET_SCRATCH * 4;
     }
-    return BERTH_PARAKEET_CUDA_WORKSPACE_BYTES + 3 * vectors * config->mels * 4;
+    return BERTH_PARAKEET_CUDA_WORKSPACE_BYTES + vectors * config->mels * 4 * 9 / 2;
 }
 
 enum berth_code berth_parakeet_precision(const char *precision, const char *device,

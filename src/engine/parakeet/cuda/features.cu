@@ -150,16 +150,15 @@ static void launch_all(struct berth_parakeet_device *device, struct features_arg
     berth_parakeet_cuda_run(device, &launch, values);
 }
 
-/* NULL: refused already. Grows by half at least, so that all memory ever kept is at most three
- * times the largest. */
+/* NULL: refused already. Grows by half at least, because what older graphs point to is kept. */
 static float *scratch(struct berth_parakeet_device *device, size_t bytes)
 {
     struct features_memory *last = (struct features_memory *)device->features_kept;
     if (last != NULL && last->bytes >= bytes) {
         return (float *)last->device_memory;
     }
-    if (last != NULL && bytes < last->bytes + last->bytes / 2) {
-        bytes = last->bytes + last->bytes / 2;
+    if (last != NULL) {
+        bytes = berth_parakeet_cuda_grown(bytes, last->bytes);
     }
     struct features_memory *next = (struct features_memory *)berth_alloc(sizeof(*next));
     if (next == NULL) {
