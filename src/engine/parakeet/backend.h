@@ -27,7 +27,7 @@
 /* What CUDA's products may use beside their operands; a device has so much. */
 #define BERTH_PARAKEET_CUDA_WORKSPACE_BYTES ((size_t)32 << 20)
 
-/* What CUDA's features take for log-mels when `bytes` are needed and fewer, `last`, were taken last:
+/* What CUDA's features take for log-mels when `bytes` are needed and `last`, fewer, were taken:
  * half as much again at least, because what was taken stays (features.cu). All ever taken is less
  * than 4.5 times the most that was needed. */
 static inline uint64_t berth_parakeet_cuda_grown(uint64_t bytes, uint64_t last)
