@@ -210,7 +210,7 @@ static void adopt(struct berth_post *post)
 {
     struct berth_conn *conn = BERTH_CONTAINER_OF(post, struct berth_conn, post);
     struct berth_http *http = conn->loop->http;
-    if (atomic_load(&http->stopping) || !join(conn)) {
+    if (atomic_load(&http->closing) || !join(conn)) { /* handed over behind the sweep */
         berth_stat_add(&conn->loop->stats.connections_refused, 1);
         berth_conn_discard(conn);
     }

@@ -96,8 +96,12 @@ void berth_http_stop_accepting(struct berth_http *http)
 uint64_t berth_http_exchanges(struct berth_http *http)
 {
     uint64_t open = 0;
+    bool closing = atomic_load(&http->closing);
     for (size_t i = 0; i < http->loop_count; i++) {
-        open += atomic_load(&http->loops[i].stats.exchanges_open);
+        struct berth_loop *loop = &http->loops[i];
+        /* Until its sweep it may still take a request; first swept, then counted. */
+        open += closing && loop->started && !atomic_load(&loop->swept);
+        open += atomic_load(&loop->stats.exchanges_open);
     }
     return open;
 }

@@ -75,7 +75,8 @@ enum berth_code berth_http_start(const struct berth_http_options *options, struc
 /* Closes the listening sockets; keep-alive connections end after their present answer, idle ones at
  * once. Any thread. */
 void berth_http_stop_accepting(struct berth_http *http);
-/* Open exchanges (a request was begun and is not answered yet). Any thread. */
+/* Open exchanges (a request was begun and is not answered yet). Any thread. After stop_accepting 0
+ * means that no other can begin either, unless half of its head is here. */
 uint64_t berth_http_exchanges(struct berth_http *http);
 /* Closes every connection and ends the threads. The queues still take posts, which destroy
  * delivers: whoever may have something to send is ended in between. NULL is fine. */

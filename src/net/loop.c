@@ -141,9 +141,10 @@ void berth_loop_settle(struct berth_loop *loop)
     deliver_posts(loop);
     run_timers(loop);
     retry_paused(loop);
-    if (!loop->swept && atomic_load_explicit(&loop->http->closing, memory_order_relaxed)) {
-        loop->swept = true;
+    if (!atomic_load_explicit(&loop->swept, memory_order_relaxed) &&
+        atomic_load_explicit(&loop->http->closing, memory_order_relaxed)) {
         end_accepting(loop);
+        atomic_store(&loop->swept, true); /* what is open now is counted */
     }
     run_ready(loop);
 }

@@ -63,7 +63,7 @@ struct berth_loop {
     pthread_t thread;
     bool started;
     bool accepting;
-    bool swept; /* idle connections were closed after stop_accepting */
+    atomic_bool swept; /* idle connections were closed after stop_accepting */
     struct berth_loop_stats stats;
 };
 

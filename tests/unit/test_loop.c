@@ -718,6 +718,61 @@ static void test_stop_accepting(void **state)
     script_stop(&script);
 }
 
+/* Asks for as long as it is answered, now and then on a new connection. */
+static void *ask_until_the_end(void *subject)
+{
+    const uint16_t *port = subject;
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons(*port),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    for (int fd = -1, i = 0;; i++) {
+        static const char request[] = GET("/later");
+        char answer[1024];
+        if (fd < 0) {
+            fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            if (connect(fd, (struct sockaddr *)&to, sizeof(to)) != 0) {
+                close(fd);
+                return NULL;
+            }
+        }
+        bool over = send(fd, request, sizeof(request) - 1, MSG_NOSIGNAL) <= 0 ||
+                    recv(fd, answer, sizeof(answer), 0) <= 0;
+        if (!over && answer[0] != 'H') {
+            close(fd); /* the port is free, and we reached ourselves */
+            return NULL;
+        }
+        if (over || i % 4 == 0) {
+            close(fd);
+            fd = -1;
+        }
+    }
+}
+
+/* What was begun is answered when nothing is open any more: a stop then cuts nobody off. */
+static void test_stop_under_load(void **state)
+{
+    enum { ROUNDS = 25 };
+    for (int i = 0; i < ROUNDS; i++) {
+        struct script script;
+        pthread_t client;
+        script_start(&script, 1 << 20, NULL);
+        uint16_t port = berth_http_port(script.http, 0);
+        assert_int_equal(pthread_create(&client, NULL, ask_until_the_end, &port), 0);
+        wait_for(&script.heads, 1 + i % 5);
+        while (berth_http_exchanges(script.http) > 0) {
+            sched_yield(); /* to the moment when the next begins */
+        }
+        berth_http_stop_accepting(script.http);
+        while (berth_http_exchanges(script.http) > 0) {
+            sched_yield();
+        }
+        berth_http_stop(script.http);
+        script_stop(&script);
+        pthread_join(client, NULL);
+        assert_int_equal(atomic_load(&script.closes_gone), 0);
+    }
+}
+
 static void test_listen(void **state)
 {
     struct script script;
@@ -1108,6 +1163,7 @@ int main(void)
         cmocka_unit_test(test_many_idle),
         cmocka_unit_test(test_connections_max),
         cmocka_unit_test(test_stop_accepting),
+        cmocka_unit_test(test_stop_under_load),
         cmocka_unit_test(test_listen),
         cmocka_unit_test(test_listen_twice),
         cmocka_unit_test(test_allocation_failures),
