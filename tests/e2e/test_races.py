@@ -211,7 +211,8 @@ def test_loads_unloads_and_overrides_while_served(server):
         while not stop.is_set():
             model = rng.choice(["nap", "steps", "ordered", "big0", "slowload"])
             extra = rng.choice(["", "", "Berth-Timeout-Ms: 20\r\n"])
-            assert ask(server, infer(model, extra)) in (200, 400, 404, 503)
+            # 429: a machine that is busy would not make it within the 20 ms.
+            assert ask(server, infer(model, extra)) in (200, 400, 404, 503, *([429] if extra else []))
 
     in_threads(5, work)
     for model in ("nap", "steps", "ordered", "big0", "slowload"):
@@ -240,7 +241,7 @@ def test_eviction_under_traffic(models, serve):
         rng = random.Random(SEED + 300 + index)
         for _ in range(300 if SOAK else 40):
             status = ask(server, infer(f"big{rng.randrange(6)}", "Berth-Timeout-Ms: 5000\r\n"))
-            assert status in (200, 503), status
+            assert status in (200, 429, 503), status
             seen.add(status)
             assert server.metric("berth_model_bytes") <= 2500000
 
