@@ -14,6 +14,7 @@
 #include "base/mem.h"
 #include "engine/span.h"
 #include "model/config_tree.h"
+#include "worker/promise.h"
 #include "worker/warmup.h"
 
 struct berth_loaded {
@@ -39,6 +40,8 @@ static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *
 static bool is_wanted(const struct berth_batch *batch);
 static void run_batch(struct berth_loaded *loaded, struct berth_worker_msg *msg);
 static void run_step(struct berth_loaded *loaded, struct berth_worker_msg *msg);
+static void judge_event(const struct berth_model_spec *spec, struct berth_step_event *event,
+                        struct berth_worker_msg *msg);
 static void destroy_parts(struct berth_batch *batch);
 static void destroy_events(struct berth_step_result *step);
 
@@ -244,9 +247,13 @@ static void run_batch(struct berth_loaded *loaded, struct berth_worker_msg *msg)
         return;
     }
     for (size_t i = 0; i < msg->batch.row_count; i++) {
-        if (msg->batch.rows[i].err.code != BERTH_OK) {
-            berth_part_destroy(msg->batch.rows[i].part);
-            msg->batch.rows[i].part = NULL;
+        struct berth_row *row = &msg->batch.rows[i];
+        if (row->err.code == BERTH_OK) {
+            row->err.code = berth_promise_part(loaded->spec, row->part, &row->err);
+        }
+        if (row->err.code != BERTH_OK) {
+            berth_part_destroy(row->part);
+            row->part = NULL;
         }
     }
 }
@@ -277,8 +284,31 @@ static void run_step(struct berth_loaded *loaded, struct berth_worker_msg *msg)
         return;
     }
     msg->err.code = loaded->engine->step(instance, msg->budget_ns, msg->step, &msg->err);
+    for (size_t i = 0; i < msg->step->event_count && msg->err.code == BERTH_OK; i++) {
+        judge_event(loaded->spec, &msg->step->events[i], msg);
+    }
     if (msg->err.code != BERTH_OK) {
         destroy_events(msg->step);
+    }
+}
+
+/* A last part that is not what was promised ends its row with an error; another one fails the whole
+ * step, since its row would go on, and an answer with a wrong piece would be a wrong one. */
+static void judge_event(const struct berth_model_spec *spec, struct berth_step_event *event,
+                        struct berth_worker_msg *msg)
+{
+    struct berth_err *err = event->final ? &event->err : &msg->err;
+    if (event->err.code != BERTH_OK) {
+        return;
+    }
+    if (event->part != NULL) {
+        err->code = berth_promise_part(spec, event->part, err);
+    } else if (event->final) {
+        (void)berth_fail(err, BERTH_INTERNAL, "the engine ended a row without an answer");
+    }
+    if (event->final && err->code != BERTH_OK) {
+        berth_part_destroy(event->part);
+        event->part = NULL;
     }
 }
 

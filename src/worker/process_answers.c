@@ -11,6 +11,7 @@
 
 #include "base/mem.h"
 #include "worker/process_worker.h"
+#include "worker/promise.h"
 
 static struct berth_flight *flight_of(struct berth_process_worker *worker, uint64_t id);
 static enum berth_code take_answer(struct berth_process_worker *worker,
@@ -24,10 +25,6 @@ static enum berth_code take_part(struct berth_process_worker *worker, struct ber
 static enum berth_code take_tensor(const struct berth_model_spec *spec, struct berth_part *part,
                                    const struct berth_wire_tensor *tensor,
                                    struct berth_err *fault);
-static bool is_of_shape(const struct berth_model_spec *spec, const struct berth_io *io,
-                        const struct berth_tensor *tensor, uint64_t batch_rows);
-static enum berth_code check_complete(const struct berth_model_spec *spec,
-                                      const struct berth_part *part, struct berth_err *fault);
 static enum berth_code take_alive(struct berth_process_worker *worker, struct berth_flight *flight,
                                   uint64_t now_ns, struct berth_err *err);
 static enum berth_code take_done(struct berth_process_worker *worker, struct berth_flight *flight,
@@ -189,7 +186,7 @@ static enum berth_code take_part(struct berth_process_worker *worker, struct ber
         code = berth_fail(fault, BERTH_UNAVAILABLE, "the worker process gave no answer");
     }
     if (code == BERTH_OK) {
-        code = check_complete(spec, part, fault);
+        code = berth_promise_whole(spec, part, fault);
     }
     if (code != BERTH_OK) {
         berth_part_destroy(part);
@@ -205,61 +202,9 @@ static enum berth_code take_tensor(const struct berth_model_spec *spec, struct b
 {
     void *to = NULL;
     const struct berth_tensor *like = &tensor->like;
-    const struct berth_io *io = berth_spec_output(spec, like->name);
-    if (io == NULL) {
-        return berth_fail(fault, BERTH_INTERNAL,
-                          "the worker process answered with an output that is none of the model's");
-    }
-    if (like->dtype != io->dtype) {
-        return berth_fail(fault, BERTH_INTERNAL,
-                          "the worker process answered with output '%.64s' in %s instead of %s",
-                          io->name, berth_dtype_name(like->dtype), berth_dtype_name(io->dtype));
-    }
-    if (!is_of_shape(spec, io, like, part->request->batch_rows)) {
-        return berth_fail(fault, BERTH_INTERNAL,
-                          "the worker process answered with output '%.64s' in another shape than "
-                          "the model's", io->name);
-    }
-    if (berth_part_find(part, io->name) != NULL) {
-        return berth_fail(fault, BERTH_INTERNAL,
-                          "the worker process answered with output '%.64s' twice", io->name);
-    }
+    BERTH_TRY(berth_promise_output(spec, part, like, fault));
     BERTH_TRY(berth_part_add(part, like, tensor->bytes, &to, fault));
     return berth_wire_read_tensor(tensor, to, fault);
-}
-
-/* Behind the batch where there is one. Rows of step models stand alone: with it or without. */
-static bool is_of_shape(const struct berth_model_spec *spec, const struct berth_io *io,
-                        const struct berth_tensor *tensor, uint64_t batch_rows)
-{
-    bool has_batch = spec->batch_size_max > 0 && tensor->rank == io->rank + 1;
-    uint8_t first = has_batch ? 1 : 0;
-    if (!has_batch && spec->batch_size_max > 0 && spec->run_mode != BERTH_RUN_STEPS) {
-        return false;
-    }
-    if (tensor->rank != io->rank + first ||
-        (has_batch && (uint64_t)tensor->dims[0] != batch_rows)) {
-        return false;
-    }
-    for (uint8_t i = 0; i < io->rank; i++) {
-        if (io->dims[i] >= 0 && tensor->dims[first + i] != io->dims[i]) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static enum berth_code check_complete(const struct berth_model_spec *spec,
-                                      const struct berth_part *part, struct berth_err *fault)
-{
-    for (size_t i = 0; i < spec->output_count; i++) {
-        const char *name = spec->outputs[i].name;
-        if (berth_request_wants(part->request, name) && berth_part_find(part, name) == NULL) {
-            return berth_fail(fault, BERTH_INTERNAL,
-                              "the worker process answered without output '%.64s'", name);
-        }
-    }
-    return BERTH_OK;
 }
 
 /* A load, or an unload, that goes on (P12). */

@@ -1,5 +1,5 @@
-/* process_describe.c - DESCRIBE for a worker process. It only reads files, and is done in the server
- * by a thread that is made for the first of them, so that a spec need not travel back.
+/* process_describe.c - DESCRIBE for a worker process. It only reads files, and is done in the
+ * server by a thread that is made for the first of them, so that a spec need not travel back.
  */
 #include "worker/process_worker.h"
 
