@@ -249,8 +249,8 @@ static void test_windows(void **state)
     }
 }
 
-/* Silence, noise and sounds of a few samples are answered; long silences say nothing, and nothing at
- * all is refused. */
+/* Silence, noise and sounds of a few samples are answered; long silences say nothing, and nothing
+ * at all is refused. */
 static void test_no_speech(void **state)
 {
     static const size_t lengths[] = {0, 1, 320, 1280, 3 * RATE, 40 * RATE};
