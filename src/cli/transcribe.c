@@ -4,13 +4,12 @@
  * that is a terminal, one plain line for each file otherwise.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/remote.h"
@@ -149,34 +148,28 @@ static enum berth_code transcribe_file(struct work *work, struct berth_transcrip
 
 static enum berth_code read_file(struct work *work, struct berth_err *err)
 {
-    struct stat status;
-    int fd = open(work->path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0 || fstat(fd, &status) < 0) {
-        if (fd >= 0) {
-            close(fd);
-        }
+    int fd = -1;
+    uint64_t bytes = 0;
+    enum berth_code code = BERTH_OK;
+    if (access(work->path, R_OK) != 0) { /* the path is said by who prints the error */
         return berth_fail(err, BERTH_NOT_FOUND, "cannot open: %s", strerror(errno));
     }
-    enum berth_code code = BERTH_OK;
-    if (!S_ISREG(status.st_mode)) {
-        code = berth_fail(err, BERTH_INVALID, "not a regular file");
-    } else if (status.st_size == 0) {
+    if (berth_file_open(work->path, &fd, &bytes, NULL) != BERTH_OK) {
+        return berth_fail(err, BERTH_INVALID, "not a regular file");
+    }
+    if (bytes == 0) {
         code = berth_fail(err, BERTH_INVALID, "no audio: the file is empty");
-    } else if ((uint64_t)status.st_size > FILE_BYTES_MAX) {
+    } else if (bytes > FILE_BYTES_MAX) {
         code = berth_fail(err, BERTH_INVALID, "larger than 4 GiB");
     } else {
-        code =
-            berth_slabs_take_private(work->stack->slabs, (size_t)status.st_size, &work->file, err);
+        code = berth_slabs_take_private(work->stack->slabs, (size_t)bytes, &work->file, err);
     }
-    size_t at = 0;
-    while (code == BERTH_OK && at < (size_t)status.st_size) {
-        char *bytes = berth_slabs_pointer(work->stack->slabs, &work->file);
-        ssize_t got = read(fd, bytes + at, (size_t)status.st_size - at);
-        if (got <= 0) {
+    if (code == BERTH_OK) {
+        void *to = berth_slabs_pointer(work->stack->slabs, &work->file);
+        ptrdiff_t got = berth_file_read(fd, to, (size_t)bytes);
+        if (got < 0 || (uint64_t)got < bytes) {
             code = berth_fail(err, BERTH_INTERNAL, "cannot read: %s",
-                              got == 0 ? "it became shorter" : strerror(errno));
-        } else {
-            at += (size_t)got;
+                              got >= 0 ? "it became shorter" : strerror(errno));
         }
     }
     close(fd);

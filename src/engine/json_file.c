@@ -2,33 +2,33 @@
 #include "engine/json_file.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
 
-static enum berth_code read_text(const char *path, size_t length, char **out,
+static enum berth_code read_text(const char *path, int fd, size_t length, char **out,
                                  struct berth_err *err);
 
 enum berth_code berth_json_file_read(const char *path, size_t bytes_max, json_t **out,
                                      struct berth_err *err)
 {
-    struct stat info;
-    json_error_t error;
-    if (stat(path, &info) != 0) {
-        return berth_fail(err, errno == ENOENT ? BERTH_NOT_FOUND : BERTH_INVALID,
-                          "cannot read %s: %s", path, strerror(errno));
-    }
-    if (!S_ISREG(info.st_mode) || info.st_size < 0 || (size_t)info.st_size > bytes_max) {
-        return berth_fail(err, BERTH_TOO_LARGE, "%s is no file of at most %zu bytes", path,
-                          bytes_max);
-    }
+    int fd = -1;
+    uint64_t bytes = 0;
     char *text = NULL;
-    BERTH_TRY(read_text(path, (size_t)info.st_size, &text, err));
-    enum berth_code code =
-        berth_json_read(text, (size_t)info.st_size, JSON_REJECT_DUPLICATES, out, &error);
+    json_error_t error;
+    BERTH_TRY(berth_file_open(path, &fd, &bytes, err));
+    enum berth_code code = BERTH_OK;
+    if (bytes > bytes_max) {
+        code = berth_fail(err, BERTH_TOO_LARGE, "%s is larger than %zu bytes", path, bytes_max);
+    } else {
+        code = read_text(path, fd, (size_t)bytes, &text, err);
+    }
+    close(fd);
+    BERTH_TRY(code);
+    code = berth_json_read(text, (size_t)bytes, JSON_REJECT_DUPLICATES, out, &error);
     if (code != BERTH_OK) {
         (void)berth_fail(err, code, "%s: line %d: %s", path, error.line, error.text);
     }
@@ -36,24 +36,20 @@ enum berth_code berth_json_file_read(const char *path, size_t bytes_max, json_t 
     return code;
 }
 
-static enum berth_code read_text(const char *path, size_t length, char **out, struct berth_err *err)
+static enum berth_code read_text(const char *path, int fd, size_t length, char **out,
+                                 struct berth_err *err)
 {
-    FILE *file = fopen(path, "rb");
     char *text = berth_alloc(length + 1);
-    enum berth_code code = BERTH_OK;
-    if (file == NULL) {
-        code = berth_fail(err, BERTH_UNAVAILABLE, "cannot read %s: %s", path, strerror(errno));
-    } else if (text == NULL) {
-        code = berth_fail(err, BERTH_UNAVAILABLE, "no memory to read %s", path);
-    } else if (fread(text, 1, length, file) != length) {
-        code = berth_fail(err, BERTH_INVALID, "%s ended early", path);
-    } else {
-        *out = text;
-        text = NULL;
+    if (text == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to read %s", path);
     }
-    berth_free(text);
-    if (file != NULL) {
-        fclose(file);
+    ptrdiff_t got = berth_file_read(fd, text, length);
+    if (got < 0 || (size_t)got < length) {
+        berth_free(text);
+        return got < 0 ? berth_fail(err, BERTH_UNAVAILABLE, "cannot read %s: %s", path,
+                                    strerror(errno))
+                       : berth_fail(err, BERTH_INVALID, "%s ended early", path);
     }
-    return code;
+    *out = text;
+    return BERTH_OK;
 }

@@ -8,13 +8,11 @@
  */
 #include "engine/onnx_file.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "engine/ort.h"
 
 #define WINDOW_BYTES 8192
@@ -84,24 +82,13 @@ static const enum berth_dtype dtypes[] = {
 enum berth_code berth_onnx_file_read(const char *path, struct berth_onnx_file *out,
                                      struct berth_err *err)
 {
-    struct stat file;
     enum berth_code code;
     struct reader reader = {.path = path, .err = err};
     memset(out, 0, sizeof(*out));
-    reader.fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (reader.fd < 0) {
-        bool ours = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
-        return berth_fail(err, ours ? BERTH_UNAVAILABLE : BERTH_NOT_FOUND, "cannot open %s: %s",
-                          path, strerror(errno));
-    }
+    BERTH_TRY(berth_file_open(path, &reader.fd, &out->bytes, err));
     berth_arena_init(&out->arena, ARENA_BYTES_MAX);
     reader.arena = &out->arena;
-    if (fstat(reader.fd, &file) != 0 || !S_ISREG(file.st_mode)) {
-        code = berth_fail(err, BERTH_INVALID, "%s is not a file", path);
-    } else {
-        out->bytes = (uint64_t)file.st_size;
-        code = model_read(&reader, out);
-    }
+    code = model_read(&reader, out);
     close(reader.fd);
     if (code != BERTH_OK) {
         berth_onnx_file_finish(out);

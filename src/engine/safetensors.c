@@ -8,13 +8,12 @@
 #include "engine/safetensors.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/json.h"
 #include "base/mem.h"
 
@@ -41,7 +40,8 @@ static const struct type_name type_names[] = {
     {"U64", BERTH_DTYPE_UINT64}, {"F8_E4M3", BERTH_DTYPE_NONE}, {"F8_E5M2", BERTH_DTYPE_NONE},
 };
 
-static enum berth_code header_read(int fd, struct berth_safetensors **out, struct berth_err *err);
+static enum berth_code header_read(int fd, uint64_t size, struct berth_safetensors **out,
+                                   struct berth_err *err);
 static enum berth_code tensors_read(struct berth_safetensors *file, const json_t *root,
                                     uint64_t data_offset, struct berth_err *err);
 static enum berth_code tensor_read(struct berth_safetensor *tensor, const json_t *entry,
@@ -61,16 +61,12 @@ static enum berth_code read_exactly(int fd, void *bytes, size_t length, off_t of
 enum berth_code berth_safetensors_open(const char *path, struct berth_safetensors **out,
                                        struct berth_err *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        enum berth_code why = errno == ENOENT                      ? BERTH_NOT_FOUND
-                              : errno == EMFILE || errno == ENFILE ? BERTH_UNAVAILABLE
-                                                                   : BERTH_INVALID;
-        return berth_fail(err, why, "cannot open %s: %s", path, strerror(errno));
-    }
+    int fd = -1;
+    uint64_t bytes = 0;
+    BERTH_TRY(berth_file_open(path, &fd, &bytes, err));
     struct berth_err inner = {0};
     struct berth_safetensors *file = NULL;
-    enum berth_code code = header_read(fd, &file, &inner);
+    enum berth_code code = header_read(fd, bytes, &file, &inner);
     if (code != BERTH_OK) {
         close(fd);
         return berth_fail(err, code, "%s: %s", path, inner.msg);
@@ -158,15 +154,11 @@ int berth_safetensors_fd(const struct berth_safetensors *file)
     return file->fd;
 }
 
-static enum berth_code header_read(int fd, struct berth_safetensors **out, struct berth_err *err)
+static enum berth_code header_read(int fd, uint64_t size, struct berth_safetensors **out,
+                                   struct berth_err *err)
 {
-    struct stat info;
     uint8_t prefix[LENGTH_BYTES];
     uint64_t length = 0;
-    if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-        return berth_fail(err, BERTH_INVALID, "not a file");
-    }
-    uint64_t size = (uint64_t)info.st_size;
     if (size < LENGTH_BYTES) {
         return berth_fail(err, BERTH_INVALID, "%" PRIu64 " bytes are too few for a header", size);
     }

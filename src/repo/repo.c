@@ -25,6 +25,7 @@
 #include <jansson.h>
 
 #include "base/buf.h"
+#include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "model/config_tree.h"
@@ -714,41 +715,27 @@ static enum berth_code file_load(const char *path, char **out, size_t *length,
                                  struct berth_err *err)
 {
     char *text = NULL;
-    struct stat status;
-    size_t used = 0;
+    int fd = -1;
+    uint64_t bytes = 0;
     enum berth_code code = BERTH_OK;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        return berth_fail(err, errno == ENOENT ? BERTH_NOT_FOUND : BERTH_UNAVAILABLE,
-                          "cannot open %s: %s", path, strerror(errno));
-    }
-    if (fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) {
-        code = berth_fail(err, BERTH_INVALID, "%s is not a file", path);
-        goto out;
-    }
-    if (status.st_size > BERTH_PBTXT_BYTES_MAX) {
+    BERTH_TRY(berth_file_open(path, &fd, &bytes, err));
+    if (bytes > BERTH_PBTXT_BYTES_MAX) {
         code = berth_fail(err, BERTH_TOO_LARGE, "%s is larger than %d bytes", path,
                           BERTH_PBTXT_BYTES_MAX);
         goto out;
     }
-    text = berth_alloc((size_t)status.st_size + 1);
+    text = berth_alloc((size_t)bytes + 1);
     if (text == NULL) {
         code = berth_fail(err, BERTH_UNAVAILABLE, "no memory to read %s", path);
         goto out;
     }
-    while (used < (size_t)status.st_size) {
-        ssize_t got = read(fd, text + used, (size_t)status.st_size - used);
-        if (got < 0) {
-            code = berth_fail(err, BERTH_UNAVAILABLE, "cannot read %s: %s", path, strerror(errno));
-            goto out;
-        }
-        if (got == 0) {
-            break;
-        }
-        used += (size_t)got;
+    ptrdiff_t got = berth_file_read(fd, text, (size_t)bytes);
+    if (got < 0) {
+        code = berth_fail(err, BERTH_UNAVAILABLE, "cannot read %s: %s", path, strerror(errno));
+        goto out;
     }
     *out = text;
-    *length = used;
+    *length = (size_t)got;
     text = NULL;
 out:
     berth_free(text);

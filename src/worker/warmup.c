@@ -1,13 +1,12 @@
 /* warmup.c - see warmup.h. Sizes and file names come from a config file, so they are checked. */
 #include "worker/warmup.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/mem.h"
 
 #define WARMUP_ARENA_BYTES (64 * 1024)
@@ -196,26 +195,17 @@ static enum berth_code fill_from_file(const struct berth_model_spec *spec,
     if (length < 0 || (size_t)length >= sizeof(path)) {
         return berth_fail(err, BERTH_INVALID, "warm-up file '%s' has too long a path", from->file);
     }
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return berth_fail(err, BERTH_INVALID, "warm-up file '%s' cannot be opened: %s", from->file,
-                          strerror(errno));
+    int fd = -1;
+    uint64_t file_bytes = 0;
+    struct berth_err inner = {0};
+    if (berth_file_open(path, &fd, &file_bytes, &inner) != BERTH_OK) {
+        return berth_fail(err, BERTH_INVALID, "warm-up file '%s': %s", from->file, inner.msg);
     }
-    size_t done = 0;
-    while (done < bytes) {
-        ssize_t got = read(fd, to + done, bytes - done);
-        if (got < 0 && errno == EINTR) {
-            continue;
-        }
-        if (got <= 0) {
-            break;
-        }
-        done += (size_t)got;
-    }
+    ptrdiff_t done = berth_file_read(fd, to, bytes);
     close(fd);
-    if (done < bytes) {
-        return berth_fail(err, BERTH_INVALID, "warm-up file '%s' has %zu bytes, its shape %zu",
-                          from->file, done, bytes);
+    if (done < 0 || (size_t)done < bytes) {
+        return berth_fail(err, BERTH_INVALID, "warm-up file '%s' has %td bytes, its shape %zu",
+                          from->file, done < 0 ? 0 : done, bytes);
     }
     return BERTH_OK;
 }

@@ -3,6 +3,7 @@
 #include "worker_rig.h"
 
 #include <pthread.h>
+#include <sys/stat.h>
 
 static void stand_open(struct stand *stand, uint64_t bytes_max)
 {
@@ -170,8 +171,15 @@ static void warm_up_runs_before_serving(void **state)
 
 static void warm_up_reads_only_its_folder(void **state)
 {
-    static const char *const files[] = {"../x", "/etc/passwd", "", ".hidden", "missing"};
-    for (size_t i = 0; i < 5; i++) {
+    static const char *const files[] = {"../x", "/etc/passwd", "", ".hidden", "missing", "fifo"};
+    char folder[] = "/tmp/berth-test-thread-XXXXXX";
+    char inner[sizeof(folder) + 16], fifo[sizeof(folder) + 24];
+    assert_non_null(mkdtemp(folder));
+    snprintf(inner, sizeof(inner), "%s/warmup", folder);
+    snprintf(fifo, sizeof(fifo), "%s/fifo", inner);
+    assert_int_equal(mkdir(inner, 0700), 0);
+    assert_int_equal(mkfifo(fifo, 0600), 0); /* nobody writes */
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
         struct stand stand;
         struct client client;
         stand_open(&stand, 0);
@@ -185,6 +193,7 @@ static void warm_up_reads_only_its_folder(void **state)
                                       .input_count = 1};
         spec->warmups = &warmup;
         spec->warmup_count = 1;
+        spec->folder = folder;
         struct berth_model *model = stand_put(&stand, spec);
         assert_int_equal(ask(&stand, &client, model, 1), BERTH_OK);
         client_wait(&client, 1);
@@ -192,6 +201,9 @@ static void warm_up_reads_only_its_folder(void **state)
         berth_queue_finish(&client.queue);
         stand_close(&stand);
     }
+    unlink(fifo);
+    rmdir(inner);
+    rmdir(folder);
 }
 
 static void running_work_ends_when_cancelled(void **state)

@@ -1,0 +1,46 @@
+/* file.c - see file.h. */
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum berth_code berth_file_open(const char *path, int *fd, uint64_t *bytes, struct berth_err *err)
+{
+    struct stat status;
+    int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (opened < 0) {
+        bool ours = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+        bool nothing = errno == ENOENT || errno == ENOTDIR;
+        return berth_fail(err, ours ? BERTH_UNAVAILABLE : nothing ? BERTH_NOT_FOUND : BERTH_INVALID,
+                          "cannot open %s: %s", path, strerror(errno));
+    }
+    if (fstat(opened, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size < 0) {
+        close(opened);
+        return berth_fail(err, BERTH_INVALID, "%s is not a file", path);
+    }
+    *fd = opened;
+    *bytes = (uint64_t)status.st_size;
+    return BERTH_OK;
+}
+
+ptrdiff_t berth_file_read(int fd, void *to, size_t bytes)
+{
+    size_t done = 0;
+    while (done < bytes) {
+        ssize_t got = read(fd, (char *)to + done, bytes - done);
+        if (got < 0 && errno == EINTR) {
+            continue;
+        }
+        if (got < 0) {
+            return -1;
+        }
+        if (got == 0) {
+            break;
+        }
+        done += (size_t)got;
+    }
+    return (ptrdiff_t)done;
+}

@@ -1,0 +1,119 @@
+/* Names from outside: what is no regular file is refused without waiting for it. */
+#include "base/file.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+static char folder[] = "/tmp/berth-test-file-XXXXXX";
+static char path[sizeof(folder) + 20];
+
+static const char *in_folder(const char *name)
+{
+    snprintf(path, sizeof(path), "%s/%s", folder, name);
+    return path;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    if (mkdtemp(folder) == NULL) {
+        return -1;
+    }
+    FILE *file = fopen(in_folder("whole"), "wb");
+    bool good = file != NULL && fputs("12345", file) >= 0;
+    good = (file == NULL || fclose(file) == 0) && good;
+    good = good && mkfifo(in_folder("fifo"), 0600) == 0 && mkdir(in_folder("folder"), 0700) == 0;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s", in_folder("socket"));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    good = good && bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0;
+    close(fd);
+    return good ? 0 : -1;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    unlink(in_folder("whole"));
+    unlink(in_folder("fifo"));
+    unlink(in_folder("socket"));
+    rmdir(in_folder("folder"));
+    return rmdir(folder);
+}
+
+static void a_file_is_read(void **state)
+{
+    char text[8] = "";
+    struct berth_err err = {0};
+    uint64_t bytes = 0;
+    int fd = -1;
+    (void)state;
+    assert_int_equal(berth_file_open(in_folder("whole"), &fd, &bytes, &err), BERTH_OK);
+    assert_int_equal(bytes, 5);
+    assert_int_equal(berth_file_read(fd, text, 2), 2);
+    assert_int_equal(berth_file_read(fd, text + 2, 6), 3); /* the end comes first */
+    assert_string_equal(text, "12345");
+    assert_int_equal(berth_file_read(fd, text, 1), 0);
+    close(fd);
+    assert_int_equal(berth_file_read(-1, text, 1), -1);
+}
+
+static void what_is_no_file_is_refused(void **state)
+{
+    static const struct {
+        const char *name;
+        enum berth_code code;
+    } cases[] = {
+        {"fifo", BERTH_INVALID},        {"folder", BERTH_INVALID}, {"socket", BERTH_INVALID},
+        {"/dev/tty", BERTH_INVALID},    {"/dev/zero", BERTH_INVALID},
+        {"nothing", BERTH_NOT_FOUND},   {"whole/below", BERTH_NOT_FOUND},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        uint64_t bytes = 0;
+        int fd = -1;
+        const char *name = cases[i].name;
+        name = name[0] == '/' ? name : in_folder(name);
+        assert_int_equal(berth_file_open(name, &fd, &bytes, &err), cases[i].code);
+        assert_non_null(strstr(err.msg, name));
+        assert_int_equal(fd, -1);
+    }
+}
+
+static void no_descriptors_are_our_trouble(void **state)
+{
+    struct rlimit limit, none;
+    struct berth_err err = {0};
+    uint64_t bytes = 0;
+    int fd = -1;
+    (void)state;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = (struct rlimit){.rlim_cur = 0, .rlim_max = limit.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    enum berth_code code = berth_file_open(in_folder("whole"), &fd, &bytes, &err);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    assert_int_equal(code, BERTH_UNAVAILABLE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_file_is_read),
+        cmocka_unit_test(what_is_no_file_is_refused),
+        cmocka_unit_test(no_descriptors_are_our_trouble),
+    };
+    return cmocka_run_group_tests_name("file", tests, setup, teardown);
+}
