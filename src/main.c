@@ -33,6 +33,7 @@ static const struct command commands[] = {
 };
 
 static int usage(FILE *out);
+static const struct command *find(const char *name);
 static int help(const struct command *command);
 static bool wants_help(int argc, char **argv);
 static enum berth_code read_options(const struct command *command, int argc, char **argv,
@@ -54,32 +55,42 @@ int main(int argc, char **argv)
         puts("berth " BERTH_VERSION);
         return 0;
     }
+    bool of_one = argc > 2 && strcmp(argv[1], "help") == 0; /* berth help COMMAND */
     if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        strcmp(argv[1], "help") == 0) {
+        (strcmp(argv[1], "help") == 0 && !of_one)) {
         usage(argc < 2 ? stderr : stdout);
         return argc < 2 ? 2 : 0;
     }
-    for (size_t i = 0; i < BERTH_COUNT_OF(commands); i++) {
-        if (strcmp(argv[1], commands[i].name) != 0) {
-            continue;
-        }
-        if (wants_help(argc - 2, argv + 2)) {
-            return help(&commands[i]);
-        }
-        struct berth_config config = {0};
-        struct berth_err err = {0};
-        int status = 2;
-        if (read_options(&commands[i], argc - 2, argv + 2, &config, &err) == BERTH_OK) {
-            status = commands[i].run(&config);
-        } else {
-            berth_cli_fail(&err);
-        }
-        berth_config_finish(&config);
-        return status;
+    const struct command *command = find(argv[of_one ? 2 : 1]);
+    if (command == NULL) {
+        fprintf(stderr, "berth: no command '%s'\n", argv[of_one ? 2 : 1]);
+        usage(stderr);
+        return 2;
     }
-    fprintf(stderr, "berth: no command '%s'\n", argv[1]);
-    usage(stderr);
-    return 2;
+    if (of_one || wants_help(argc - 2, argv + 2)) {
+        return help(command);
+    }
+    struct berth_config config = {0};
+    struct berth_err err = {0};
+    int status = 2;
+    if (read_options(command, argc - 2, argv + 2, &config, &err) == BERTH_OK) {
+        status = command->run(&config);
+    } else {
+        berth_cli_fail(&err);
+    }
+    berth_config_finish(&config);
+    return status;
+}
+
+/* NULL: there is none of that name. */
+static const struct command *find(const char *name)
+{
+    for (size_t i = 0; i < BERTH_COUNT_OF(commands); i++) {
+        if (strcmp(name, commands[i].name) == 0) {
+            return &commands[i];
+        }
+    }
+    return NULL;
 }
 
 static int usage(FILE *out)
@@ -89,7 +100,8 @@ static int usage(FILE *out)
         fprintf(out, "  berth %-10s %-36s %s\n", commands[i].name, commands[i].arguments,
                 commands[i].help);
     }
-    fprintf(out, "\nberth COMMAND --help lists a command's options.\n");
+    fprintf(out, "\nberth COMMAND --help lists a command's options. The exit status is 0, 1 where "
+                 "something\nwent wrong, or 2 where what was typed cannot be.\n");
     return 0;
 }
 

@@ -63,9 +63,9 @@ int berth_cli_bench(const struct berth_config *config)
     } else if (strcmp(what, "infer") == 0) {
         code = make_infer(bench, &err);
     } else {
-        code = berth_fail(&err, BERTH_INVALID, "say what: berth bench transcribe FILE..., berth "
-                          "bench infer --model NAME --input INPUT0:FP32:1,16, or berth bench "
-                          "parakeet --model FOLDER");
+        code = berth_cli_misuse(&err, "say what: berth bench transcribe FILE..., berth bench infer "
+                                "--model NAME --input INPUT0:FP32:1,16, or berth bench parakeet "
+                                "--model FOLDER");
     }
     if (code != BERTH_OK) {
         goto out;
@@ -104,7 +104,7 @@ static enum berth_code split_url(struct bench *bench, struct berth_err *err)
     size_t host_length = colon == NULL ? length : (size_t)(colon - host);
     size_t port_length = colon == NULL ? 0 : length - host_length - 1;
     if (host_length == 0 || host_length >= HOST_MAX || port_length >= sizeof(bench->port)) {
-        return berth_fail(err, BERTH_INVALID, "--url '%.100s' is not http://HOST:PORT", url);
+        return berth_cli_misuse(err, "--url '%.100s' is not http://HOST:PORT", url);
     }
     memcpy(bench->host, host, host_length);
     memcpy(bench->port, colon == NULL ? "80" : colon + 1, colon == NULL ? 2 : port_length);
@@ -149,7 +149,7 @@ static enum berth_code make_transcriptions(struct bench *bench, struct berth_err
 {
     const struct berth_strings *arguments = &bench->config->arguments;
     if (arguments->count < 2 || arguments->count - 1 > FILES_MAX) {
-        return berth_fail(err, BERTH_INVALID, "give 1 to %d audio files", FILES_MAX);
+        return berth_cli_misuse(err, "give 1 to %d audio files", FILES_MAX);
     }
     for (size_t i = 1; i < arguments->count; i++) {
         struct berth_buf body = {0};
@@ -191,8 +191,8 @@ static enum berth_code make_infer(struct bench *bench, struct berth_err *err)
     const char *dims = type == NULL ? NULL : strchr(type + 1, ':');
     struct berth_tensor tensor = {0};
     if (dims == NULL) {
-        return berth_fail(err, BERTH_INVALID,
-                          "--input '%.60s' is not NAME:TYPE:DIMS, as INPUT0:FP32:1,16", input);
+        return berth_cli_misuse(err, "--input '%.60s' is not NAME:TYPE:DIMS, as INPUT0:FP32:1,16",
+                                input);
     }
     tensor.dtype = berth_dtype_parse(type + 1, (size_t)(dims - type - 1));
     struct berth_buf shape = {0};
@@ -210,7 +210,7 @@ static enum berth_code make_infer(struct bench *bench, struct berth_err *err)
     size_t elements = 0;
     if (!berth_tensor_elements(&tensor, &elements) || berth_dtype_bytes(tensor.dtype) == 0) {
         berth_buf_finish(&shape);
-        return berth_fail(err, BERTH_INVALID, "--input '%.60s': bad type or dimensions", input);
+        return berth_cli_misuse(err, "--input '%.60s': bad type or dimensions", input);
     }
     size_t bytes = elements * berth_dtype_bytes(tensor.dtype);
     struct berth_buf header = {0};

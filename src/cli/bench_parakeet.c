@@ -176,8 +176,8 @@ static enum berth_code read_options(struct bench *bench, struct berth_err *err)
             i++;
         }
         if (i == STAGE_COUNT) {
-            return berth_fail(err, BERTH_INVALID, "--stages '%s': there are encoder, encoded, "
-                              "tokens, products", word);
+            return berth_cli_misuse(
+                err, "--stages '%s': there are encoder, encoded, tokens, products", word);
         }
         bench->wanted[i] = true;
     }
@@ -185,13 +185,13 @@ static enum berth_code read_options(struct bench *bench, struct berth_err *err)
         char *end = NULL;
         unsigned long rows = strtoul(word, &end, 10);
         if (*end != '\0' || rows == 0 || rows > ROWS_MAX || bench->bucket_count == BUCKETS_MAX) {
-            return berth_fail(err, BERTH_INVALID, "--rows '%.60s': up to %d numbers of 1 to %d",
-                              options->rows, BUCKETS_MAX, ROWS_MAX);
+            return berth_cli_misuse(err, "--rows '%.60s': up to %d numbers of 1 to %d",
+                                    options->rows, BUCKETS_MAX, ROWS_MAX);
         }
         bench->rows[bench->bucket_count++] = (uint32_t)rows;
     }
     if (options->arguments.count > CLIPS_MAX + 1) {
-        return berth_fail(err, BERTH_INVALID, "at most %d files", CLIPS_MAX);
+        return berth_cli_misuse(err, "at most %d files", CLIPS_MAX);
     }
     for (size_t i = 1; i < options->arguments.count; i++) {
         struct clip *clip = &bench->clips[bench->clip_count++];

@@ -9,7 +9,12 @@ int berth_cli_transcribe(const struct berth_config *config);
 int berth_cli_models(const struct berth_config *config);
 int berth_cli_doctor(const struct berth_config *config);
 int berth_cli_bench(const struct berth_config *config);
-/* Says on standard error what went wrong; returns 1. */
+/* As berth_fail, for what was typed: the exit status is 2, as of options that cannot be read. */
+#define berth_cli_misuse(err, ...)                                                                 \
+    berth_fail_field((err), BERTH_INVALID, BERTH_CLI_MISUSE, __VA_ARGS__)
+#define BERTH_CLI_MISUSE "command line"
+
+/* Says on standard error what went wrong; returns 1, or 2 of misuse. */
 int berth_cli_fail(const struct berth_err *err);
 /* The same, of one file. */
 int berth_cli_fail_file(const char *path, const struct berth_err *err);

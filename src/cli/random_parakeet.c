@@ -27,6 +27,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "cli/cli.h"
 #include "engine/parakeet/weights_plan.h"
 
 #define BLOCK_ELEMENTS (1U << 18)
@@ -150,7 +151,7 @@ enum berth_code berth_random_parakeet_write(const char *folder, const char *shap
         }
     }
     if (found == NULL) {
-        return berth_fail(err, BERTH_INVALID, "there is no shape '%.32s': 0.6b, nano", shape);
+        return berth_cli_misuse(err, "there is no shape '%.32s': 0.6b, nano", shape);
     }
     if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
         return berth_fail(err, BERTH_UNAVAILABLE, "cannot make %s: %s", folder, strerror(errno));

@@ -105,19 +105,16 @@ static enum berth_code start(const struct berth_config *config, struct server *s
 static enum berth_code check_options(const struct berth_config *config, struct berth_err *err)
 {
     if (config->models[0] == '\0') {
-        return berth_fail(err, BERTH_INVALID, "--models must name the model repository");
+        return berth_cli_misuse(err, "--models must name the model repository");
     }
     if (strcmp(config->errors, "typed") != 0 && strcmp(config->errors, "triton") != 0) {
-        return berth_fail(err, BERTH_INVALID, "--errors '%s' is not triton or typed",
-                          config->errors);
+        return berth_cli_misuse(err, "--errors '%s' is not triton or typed", config->errors);
     }
     if (config->tls_key[0] != '\0' && config->tls_cert[0] == '\0') {
-        return berth_fail(err, BERTH_INVALID,
-                          "--tls-key is given, --tls-cert is missing: TLS needs both");
+        return berth_cli_misuse(err, "--tls-key is given, --tls-cert is missing: TLS needs both");
     }
     if (config->tls_cert[0] != '\0' && config->tls_key[0] == '\0') {
-        return berth_fail(err, BERTH_INVALID,
-                          "--tls-cert is given, --tls-key is missing: TLS needs both");
+        return berth_cli_misuse(err, "--tls-cert is given, --tls-key is missing: TLS needs both");
     }
     return BERTH_OK;
 }
@@ -127,7 +124,7 @@ static enum berth_code name_addresses(const struct berth_config *config, struct 
 {
     size_t count = config->listen.count;
     if (count == 0) {
-        return berth_fail(err, BERTH_INVALID, "--listen names no address");
+        return berth_cli_misuse(err, "--listen names no address");
     }
     server->listen = berth_alloc((count + 1) * sizeof(*server->listen));
     if (server->listen == NULL) {

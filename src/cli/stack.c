@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "cli/cli.h"
 #include "engine/engine.h"
 
 #define MEDIA_QUEUE_MAX 1024
@@ -152,7 +153,7 @@ static enum berth_code start_workers(const struct berth_config *config, struct b
         .load_ns_max = config->load_timeout,
     };
     if (kind != NULL && kind[0] != '\0' && !process && strcmp(kind, "thread") != 0) {
-        return berth_fail(err, BERTH_INVALID, "--cpu-worker '%s' is not thread or process", kind);
+        return berth_cli_misuse(err, "--cpu-worker '%s' is not thread or process", kind);
     }
     BERTH_TRY(berth_engines_start(&env, err)); /* models are described here, wherever they run */
     stack->engines_started = true;
@@ -259,8 +260,8 @@ static enum berth_code parse_mode(const char *text, enum berth_control_mode *out
             return BERTH_OK;
         }
     }
-    return berth_fail(err, BERTH_INVALID,
-                      "--model-control-mode '%s' is not none, poll, explicit or demand", text);
+    return berth_cli_misuse(err, "--model-control-mode '%s' is not none, poll, explicit or demand",
+                            text);
 }
 
 /* A wrong name is told; as with a model that cannot be loaded, the others serve. */

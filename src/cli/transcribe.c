@@ -56,16 +56,16 @@ int berth_cli_transcribe(const struct berth_config *config)
     struct berth_transcript_style style = {.segments = true, .words = config->words,
                                            .task = "transcribe"};
     if (config->arguments.count == 0) {
-        berth_fail(&err, BERTH_INVALID, "no file given; see berth transcribe --help");
+        berth_cli_misuse(&err, "no file given; see berth transcribe --help");
         return berth_cli_fail(&err);
     }
     if (!berth_transcript_format_parse(config->format, &style.format)) {
-        berth_fail(&err, BERTH_INVALID, "--format '%s' is not text, json, verbose_json, srt or vtt",
-                   config->format);
+        berth_cli_misuse(&err, "--format '%s' is not text, json, verbose_json, srt or vtt",
+                         config->format);
         return berth_cli_fail(&err);
     }
     if (config->words && style.format != BERTH_TRANSCRIPT_VERBOSE_JSON) {
-        berth_fail(&err, BERTH_INVALID, "--words needs --format verbose_json");
+        berth_cli_misuse(&err, "--words needs --format verbose_json");
         return berth_cli_fail(&err);
     }
     if (config->server != NULL && config->server[0] != '\0') {

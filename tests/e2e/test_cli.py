@@ -20,25 +20,41 @@ def test_help_names_every_command():
     text = berth("--help").stdout
     for command in ("serve", "transcribe", "models", "doctor", "bench"):
         assert command in text
-        assert "--log-level" in berth(command, "--help").stdout
+        options = berth(command, "--help").stdout
+        assert "--log-level" in options and berth("help", command).stdout == options
+    assert berth("help").stdout == text
 
 
 @pytest.mark.parametrize("arguments, says", [
-    (["nonsense"], "nonsense"), (["serve", "--modles", "x"], "--models"),
-    (["serve", "--models", "/nowhere"], "/nowhere"), 
-    (["transcribe"], "no file"), (["transcribe", "--format", "yaml", "x"], "yaml"),
-    (["transcribe", "--words", "x"], "verbose_json"), (["transcribe", "--models", ".", "."], "regular"),
+    ([], "berth serve"), (["nonsense"], "nonsense"), (["help", "nonsense"], "nonsense"),
+    (["serve", "--modles", "x"], "--models"),
     (["serve", "--models", ".", "--queue-max", "0"], "queue-max"),
-    (["serve", "--models", ".", "--listen", "nowhere"], "nowhere"),
-    (["serve", "models"], "'models'"), (["doctor", "now"], "'now'"),
+    (["serve", "models"], "'models'"), (["doctor", "now"], "'now'"), (["models", "now"], "'now'"),
     (["serve", "--models", ".", "--tls-key", "key.pem"], "--tls-cert is missing"),
     (["serve", "--models", ".", "--tls-cert", "cert.pem"], "--tls-key is missing"),
-    (["serve", "--models", ".", "--listen", "127.0.0.1:99999"], "port is past 65535"),
     (["serve", "--models", ".", "--errors", "some"], "some"),
+    (["serve", "--models", ".", "--model-control-mode", "some"], "some"),
+    (["serve", "--models", ".", "--cpu-worker", "some"], "some"),
+    (["transcribe"], "no file"), (["transcribe", "--format", "yaml", "x"], "yaml"),
+    (["transcribe", "--words", "x"], "verbose_json"),
+    (["bench"], "say what"), (["bench", "transcribe"], "audio files"), (["bench", "infer", "--input", "x"], "NAME:TYPE:DIMS"),
+    (["bench", "parakeet", "--stages", "some"], "some"), (["bench", "parakeet", "--rows", "0"], "--rows"),
+    (["bench", "parakeet", "--random", "some"], "some"),
 ])
-def test_mistakes_are_told(arguments, says):
+def test_mistakes_in_what_was_typed(arguments, says):
     result = berth(*arguments, check=False)
-    assert result.returncode != 0 and says in result.stderr, result.stderr
+    assert result.returncode == 2 and says in result.stderr, result.stderr
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (["serve", "--models", "/nowhere"], "/nowhere"), (["transcribe", "--models", ".", "."], "regular"),
+    (["transcribe", "--models", ".", "/nowhere.wav"], "cannot open"),
+    (["serve", "--models", ".", "--listen", "nowhere"], "nowhere"),
+    (["serve", "--models", ".", "--listen", "127.0.0.1:99999"], "port is past 65535"),
+])
+def test_what_went_wrong_is_told(arguments, says):
+    result = berth(*arguments, check=False)
+    assert result.returncode == 1 and says in result.stderr, result.stderr
 
 
 def test_triton_ports(null_models):
