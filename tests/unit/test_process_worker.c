@@ -11,7 +11,6 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "model/config_tree.h"
@@ -98,8 +97,7 @@ static void stand_end(struct stand *stand)
     assert_int_equal(child_pid(), 0);
 }
 
-static struct berth_model *model_put_in(struct stand *stand, const char *name, const char *config,
-                                        const char *folder)
+static struct berth_model *model_put(struct stand *stand, const char *name, const char *config)
 {
     struct berth_err err = {0};
     struct berth_version_policy policy;
@@ -108,16 +106,10 @@ static struct berth_model *model_put_in(struct stand *stand, const char *name, c
                                       .json = true};
     assert_non_null(spec);
     spec->name = berth_arena_strdup(&spec->arena, name);
-    spec->folder = berth_arena_strdup(&spec->arena, folder);
-    spec->folder_version = spec->task = "";
+    spec->folder = spec->folder_version = spec->task = "";
     spec->version = 1;
     assert_int_equal(berth_model_config_read(&text, spec, &policy, &err), BERTH_OK);
     return stand_put(stand, spec);
-}
-
-static struct berth_model *model_put(struct stand *stand, const char *name, const char *config)
-{
-    return model_put_in(stand, name, config, "");
 }
 
 static float value_next; /* so that no two requests say the same */
@@ -690,15 +682,8 @@ static void a_run_for_a_dead_child_is_begun_by_the_next(void **state)
 static void a_load_that_stands_still_ends(void **state)
 {
     static const char *const waits =
-        "{\"backend\": \"null\", \"max_batch_size\": 8, \"model_warmup\": [{\"name\": \"w\", "
-        "\"batch_size\": 1, \"inputs\": {\"INPUT0\": {\"data_type\": \"TYPE_FP32\", "
-        "\"dims\": [4], \"input_data_file\": \"pipe\"}}}]}";
-    char folder[] = "/tmp/berth-worker-XXXXXX", path[64];
-    assert_non_null(mkdtemp(folder));
-    snprintf(path, sizeof(path), "%s/warmup", folder);
-    assert_int_equal(mkdir(path, 0700), 0);
-    strncat(path, "/pipe", sizeof(path) - strlen(path) - 1);
-    assert_int_equal(mkfifo(path, 0600), 0);
+        "{\"backend\": \"null\", \"max_batch_size\": 8, \"parameters\": "
+        "{\"sleep_ms_load\": {\"string_value\": \"3600000\"}}}";
     for (size_t i = 0; i < 2; i++) {
         struct stand stand;
         struct client client;
@@ -709,7 +694,7 @@ static void a_load_that_stands_still_ends(void **state)
                         &(struct berth_worker_options){.load_ns_max = 500 * BERTH_NS_PER_MS});
         client_open(&client);
         struct berth_model *echo = model_put(&stand, "echo", echo_config);
-        struct berth_model *model = model_put_in(&stand, "m", i == 0 ? echo_config : waits, folder);
+        struct berth_model *model = model_put(&stand, "m", i == 0 ? echo_config : waits);
         ask_only(&stand, &client, model, 4);
         client_wait(&client, 1);
         assert_int_equal(client.last.code, BERTH_UNAVAILABLE);
@@ -727,10 +712,6 @@ static void a_load_that_stands_still_ends(void **state)
         berth_queue_finish(&client.queue);
         stand_end(&stand);
     }
-    unlink(path);
-    *strrchr(path, '/') = '\0';
-    rmdir(path);
-    rmdir(folder);
 }
 
 /* Half as long again as a load may stand still, but it does not. */
