@@ -7,6 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/mem.h"
+
 enum berth_code berth_file_open(const char *path, int *fd, uint64_t *bytes, struct berth_err *err)
 {
     struct stat status;
@@ -23,6 +25,34 @@ enum berth_code berth_file_open(const char *path, int *fd, uint64_t *bytes, stru
     }
     *fd = opened;
     *bytes = (uint64_t)status.st_size;
+    return BERTH_OK;
+}
+
+enum berth_code berth_file_load(const char *path, size_t bytes_max, char **out, size_t *length,
+                                struct berth_err *err)
+{
+    int fd = -1;
+    uint64_t bytes = 0;
+    BERTH_TRY(berth_file_open(path, &fd, &bytes, err));
+    char *text = bytes > bytes_max ? NULL : berth_alloc((size_t)bytes + 1);
+    ptrdiff_t got = text == NULL ? 0 : berth_file_read(fd, text, (size_t)bytes);
+    enum berth_code code = BERTH_OK;
+    if (bytes > bytes_max) {
+        code = berth_fail(err, BERTH_TOO_LARGE, "%s is larger than %zu bytes", path, bytes_max);
+    } else if (text == NULL) {
+        code = berth_fail(err, BERTH_UNAVAILABLE, "no memory to read %s", path);
+    } else if (got < 0) {
+        code = berth_fail(err, BERTH_UNAVAILABLE, "cannot read %s: %s", path, strerror(errno));
+    } else if ((uint64_t)got < bytes) {
+        code = berth_fail(err, BERTH_INVALID, "%s ended early", path);
+    }
+    close(fd);
+    if (code != BERTH_OK) {
+        berth_free(text);
+        return code;
+    }
+    *out = text;
+    *length = (size_t)got;
     return BERTH_OK;
 }
 

@@ -17,6 +17,12 @@
 enum berth_code berth_file_open(const char *path, int *fd, uint64_t *bytes,
                                 struct berth_err *err) BERTH_MUST_USE;
 
+/* A whole file of at most bytes_max as text: *out, NUL behind it, is the caller's to free. As
+ * berth_file_open, and TOO_LARGE; INVALID too: it became shorter; UNAVAILABLE too: no memory, or it
+ * cannot be read. */
+enum berth_code berth_file_load(const char *path, size_t bytes_max, char **out, size_t *length,
+                                struct berth_err *err) BERTH_MUST_USE;
+
 /* Bytes read from where the file stands, fewer than `bytes` at its end; -1: errno says why. */
 ptrdiff_t berth_file_read(int fd, void *to, size_t bytes) BERTH_MUST_USE;
 

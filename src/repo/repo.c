@@ -15,7 +15,6 @@
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -93,8 +92,6 @@ static const char *kind_of(const json_t *json);
 static void files_walk(const char *folder, unsigned depth, struct files *files);
 static enum berth_code found_add(struct berth_repo_job *job, const char *name, uint64_t version,
                                  struct berth_repo_found **out, struct berth_err *err);
-static enum berth_code file_load(const char *path, char **out, size_t *length,
-                                 struct berth_err *err);
 
 enum berth_code berth_repo_open(const char *path, struct berth_repo **out, struct berth_err *err)
 {
@@ -379,7 +376,8 @@ static enum berth_code config_load(struct reading *reading, struct berth_err *er
         return BERTH_OK;
     }
     snprintf(path, sizeof(path), "%s/" CONFIG_FILE, reading->folder);
-    enum berth_code code = file_load(path, &reading->text, &reading->text_length, err);
+    enum berth_code code = berth_file_load(path, BERTH_PBTXT_BYTES_MAX, &reading->text,
+                                           &reading->text_length, err);
     return code == BERTH_NOT_FOUND ? BERTH_OK : code; /* then the files have to say all */
 }
 
@@ -611,7 +609,7 @@ static enum berth_code model_kind_read(struct berth_model_spec *spec, const char
     json_t *json = NULL;
     json_error_t where;
     snprintf(path, sizeof(path), "%s/config.json", spec->folder_version);
-    BERTH_TRY(file_load(path, &text, &length, err));
+    BERTH_TRY(berth_file_load(path, BERTH_PBTXT_BYTES_MAX, &text, &length, err));
     enum berth_code code = berth_json_read(text, length, 0, &json, &where);
     if (code != BERTH_OK) {
         (void)berth_fail(err, code, "%s: line %d: %s", path, where.line, where.text);
@@ -708,37 +706,4 @@ static enum berth_code found_add(struct berth_repo_job *job, const char *name, u
     (*out)->name = copy;
     (*out)->version = version;
     return BERTH_OK;
-}
-
-/* A whole small file. NOT_FOUND where there is none. */
-static enum berth_code file_load(const char *path, char **out, size_t *length,
-                                 struct berth_err *err)
-{
-    char *text = NULL;
-    int fd = -1;
-    uint64_t bytes = 0;
-    enum berth_code code = BERTH_OK;
-    BERTH_TRY(berth_file_open(path, &fd, &bytes, err));
-    if (bytes > BERTH_PBTXT_BYTES_MAX) {
-        code = berth_fail(err, BERTH_TOO_LARGE, "%s is larger than %d bytes", path,
-                          BERTH_PBTXT_BYTES_MAX);
-        goto out;
-    }
-    text = berth_alloc((size_t)bytes + 1);
-    if (text == NULL) {
-        code = berth_fail(err, BERTH_UNAVAILABLE, "no memory to read %s", path);
-        goto out;
-    }
-    ptrdiff_t got = berth_file_read(fd, text, (size_t)bytes);
-    if (got < 0) {
-        code = berth_fail(err, BERTH_UNAVAILABLE, "cannot read %s: %s", path, strerror(errno));
-        goto out;
-    }
-    *out = text;
-    *length = (size_t)got;
-    text = NULL;
-out:
-    berth_free(text);
-    close(fd);
-    return code;
 }

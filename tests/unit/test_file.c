@@ -16,6 +16,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
+#include "base/mem.h"
+
 static char folder[] = "/tmp/berth-test-file-XXXXXX";
 static char path[sizeof(folder) + 20];
 
@@ -93,6 +95,31 @@ static void what_is_no_file_is_refused(void **state)
     }
 }
 
+static void a_small_file_is_loaded_whole(void **state)
+{
+    struct berth_err err = {0};
+    char *text = NULL;
+    size_t length = 0;
+    (void)state;
+    assert_int_equal(berth_file_load(in_folder("whole"), 5, &text, &length, &err), BERTH_OK);
+    assert_int_equal(length, 5);
+    assert_string_equal(text, "12345");
+    berth_free(text);
+    text = NULL;
+    assert_int_equal(berth_file_load(path, 4, &text, &length, &err), BERTH_TOO_LARGE);
+    assert_non_null(strstr(err.msg, "larger than 4 bytes"));
+    assert_int_equal(berth_file_load(in_folder("fifo"), 5, &text, &length, &err), BERTH_INVALID);
+    assert_int_equal(berth_file_load(in_folder("nothing"), 5, &text, &length, &err),
+                     BERTH_NOT_FOUND);
+    uint64_t live = berth_mem_bytes_live();
+    berth_mem_fail_at(1, false);
+    enum berth_code code = berth_file_load(in_folder("whole"), 5, &text, &length, &err);
+    berth_mem_fail_at(0, false);
+    assert_int_equal(code, BERTH_UNAVAILABLE);
+    assert_null(text);
+    assert_int_equal(berth_mem_bytes_live(), live);
+}
+
 static void no_descriptors_are_our_trouble(void **state)
 {
     struct rlimit limit, none;
@@ -113,6 +140,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_file_is_read),
         cmocka_unit_test(what_is_no_file_is_refused),
+        cmocka_unit_test(a_small_file_is_loaded_whole),
         cmocka_unit_test(no_descriptors_are_our_trouble),
     };
     return cmocka_run_group_tests_name("file", tests, setup, teardown);
