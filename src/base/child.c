@@ -14,6 +14,7 @@
 #include <spawn.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,7 +40,7 @@ static void close_socket(struct berth_child *child);
 
 void berth_child_init(struct berth_child *child, uint64_t calm_ns)
 {
-    *child = (struct berth_child){.pid = -1, .fd = -1, .calm_ns = calm_ns};
+    *child = (struct berth_child){.pid = -1, .fd = -1, .epoll_fd = -1, .calm_ns = calm_ns};
 }
 
 enum berth_code berth_child_start(struct berth_child *child,
@@ -219,10 +220,15 @@ static void pause_start(struct berth_child *child, uint64_t now_ns)
     child->t_start_ns = now_ns + (pause_ns < PAUSE_NS_MAX ? pause_ns : PAUSE_NS_MAX);
 }
 
+/* While another process is being started, that has the socket open too for a moment, and epoll
+ * would go on telling of a closed one: it leaves first. */
 static void close_socket(struct berth_child *child)
 {
+    if (child->fd >= 0 && child->epoll_fd >= 0) {
+        (void)epoll_ctl(child->epoll_fd, EPOLL_CTL_DEL, child->fd, NULL);
+    }
     if (child->fd >= 0) {
         close(child->fd);
-        child->fd = -1;
+        child->fd = child->epoll_fd = -1;
     }
 }

@@ -34,7 +34,6 @@ static void read_message(struct berth_process_lane *lane, const struct berth_say
 static void give_room(struct berth_process_lane *lane, uint64_t frames);
 static void finish_job(struct berth_process_lane *lane, const struct berth_say_message *done);
 static void end_job(struct berth_process_lane *lane, uint64_t frames);
-static void kill_process(struct berth_process_lane *lane);
 
 void berth_process_lane_init(struct berth_process_lane *lane, struct berth_lane_env *env)
 {
@@ -78,7 +77,7 @@ bool berth_process_lane_begin(struct berth_process_lane *lane, struct berth_medi
     if (!is_sent) {
         berth_slabs_give(lane->env->slabs, &lane->copy);
         lane->job = NULL;
-        kill_process(lane);
+        berth_process_kill(&lane->process);
     }
     return is_sent;
 }
@@ -93,7 +92,7 @@ void berth_process_lane_tick(struct berth_process_lane *lane, uint64_t now_ns)
         break;
     case BERTH_CHILD_STARTING:
         if (now_ns - lane->process.child.t_state_ns > START_NS_MAX) {
-            kill_process(lane);
+            berth_process_kill(&lane->process);
         }
         break;
     case BERTH_CHILD_UP:
@@ -119,13 +118,13 @@ void berth_process_lane_readable(struct berth_process_lane *lane)
             return;
         }
         if (got <= 0) {
-            kill_process(lane); /* it has ended; reaped() sees how */
+            berth_process_kill(&lane->process); /* it has ended; reaped() sees how */
             return;
         }
         if (berth_talk_accept(&lane->process.talk, &raw, (size_t)got, &message, &err) !=
             BERTH_OK) {
             berth_log_warn("media", 0, "a decode process misbehaves: %s", err.msg);
-            kill_process(lane);
+            berth_process_kill(&lane->process);
             return;
         }
         read_message(lane, &message);
@@ -137,7 +136,7 @@ void berth_process_lane_stop(struct berth_process_lane *lane)
     if (lane->job != NULL && lane->verdict.code == BERTH_OK) {
         berth_fail(&lane->verdict, BERTH_UNAVAILABLE, "the server is stopping");
     }
-    kill_process(lane);
+    berth_process_kill(&lane->process);
 }
 
 struct berth_media_job *berth_process_lane_take(struct berth_process_lane *lane)
@@ -160,8 +159,9 @@ static void start(struct berth_process_lane *lane, uint64_t now_ns)
         return;
     }
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = lane};
+    process->child.epoll_fd = lane->env->epoll_fd;
     if (epoll_ctl(lane->env->epoll_fd, EPOLL_CTL_ADD, process->child.fd, &event) != 0) {
-        kill_process(lane);
+        berth_process_kill(&lane->process);
     }
 }
 
@@ -213,12 +213,12 @@ static void watch(struct berth_process_lane *lane, uint64_t now_ns)
         return;
     }
     if (berth_media_job_judge(lane->job, now_ns, &lane->verdict) != BERTH_OK) {
-        kill_process(lane);
+        berth_process_kill(&lane->process);
     } else if (now_ns - lane->t_begin_ns >= lane->env->timeout_ns) {
         berth_fail_field(&lane->verdict, BERTH_MEDIA, "file", "took longer than %.1f s to decode",
                          (double)lane->env->timeout_ns / 1e9);
         atomic_fetch_add(&lane->env->counters.killed_timeout, 1);
-        kill_process(lane);
+        berth_process_kill(&lane->process);
     }
 }
 
@@ -267,7 +267,7 @@ static void read_message(struct berth_process_lane *lane, const struct berth_say
     case BERTH_SAY_DONE:
         if (process->child.state == BERTH_CHILD_STARTING) {
             memcpy(process->start_message, message->text, sizeof(process->start_message));
-            kill_process(lane);
+            berth_process_kill(&lane->process);
         } else {
             finish_job(lane, message);
         }
@@ -294,7 +294,7 @@ static void give_room(struct berth_process_lane *lane, uint64_t frames)
         fd = berth_slabs_fd(slabs, &lane->job->out);
     }
     if (!berth_say_send(lane->process.child.fd, &message, fd, false)) {
-        kill_process(lane);
+        berth_process_kill(&lane->process);
     }
 }
 
@@ -316,7 +316,7 @@ static void finish_job(struct berth_process_lane *lane, const struct berth_say_m
     }
     end_job(lane, done->frames);
     if (is_worn) {
-        kill_process(lane);
+        berth_process_kill(&lane->process);
     }
 }
 
@@ -325,14 +325,4 @@ static void end_job(struct berth_process_lane *lane, uint64_t frames)
     berth_slabs_give(lane->env->slabs, &lane->copy);
     berth_media_job_end(lane->env->slabs, lane->job, frames);
     lane->is_done = true;
-}
-
-/* Its socket leaves epoll first: while another process is being started, that has the socket open
- * too for a moment, and a closed one would go on being reported. */
-static void kill_process(struct berth_process_lane *lane)
-{
-    if (lane->process.child.fd >= 0) {
-        (void)epoll_ctl(lane->env->epoll_fd, EPOLL_CTL_DEL, lane->process.child.fd, NULL);
-    }
-    berth_process_kill(&lane->process);
 }

@@ -50,7 +50,6 @@ static void read_child(struct berth_process_worker *worker);
 static bool take_ready(struct berth_process_worker *worker, uint64_t now_ns);
 static void wait_for_work(struct berth_process_worker *worker, uint64_t now_ns);
 static int wait_ms(const struct berth_process_worker *worker, uint64_t now_ns);
-static void unwatch(struct berth_process_worker *worker);
 static bool is_empty(const struct berth_process_worker *worker);
 
 static const struct berth_worker_ops process_ops = {
@@ -163,7 +162,6 @@ static void *io_main(void *argument)
             if (worker->child.state == BERTH_CHILD_DOWN) {
                 return NULL;
             }
-            unwatch(worker);
             berth_child_leave(&worker->child, now_ns);
         }
         wait_for_work(worker, now_ns);
@@ -343,7 +341,6 @@ void berth_process_lose(struct berth_process_worker *worker, const char *why)
     snprintf(worker->why, sizeof(worker->why), "%.79s", why == NULL ? "" : why);
     berth_log_warn("worker", 0, "a worker process %s device=%s pid=%d",
                    why == NULL ? by_itself : why, worker->base.device, (int)worker->child.pid);
-    unwatch(worker);
     berth_child_kill(&worker->child, berth_clock_now_ns());
 }
 
@@ -485,17 +482,9 @@ void berth_process_watch(struct berth_process_worker *worker, int operation, boo
     struct epoll_event event = {.events = EPOLLIN | (out ? (uint32_t)EPOLLOUT : 0),
                                 .data.ptr = worker};
     worker->wants_out = out;
+    worker->child.epoll_fd = worker->epoll_fd;
     if (epoll_ctl(worker->epoll_fd, operation, worker->child.fd, &event) != 0) {
         berth_process_lose(worker, "cannot be watched");
-    }
-}
-
-/* Before it is closed: while another process is being started, that has the socket open too for a
- * moment, and a closed one would go on being reported. */
-static void unwatch(struct berth_process_worker *worker)
-{
-    if (worker->child.fd >= 0) {
-        (void)epoll_ctl(worker->epoll_fd, EPOLL_CTL_DEL, worker->child.fd, NULL);
     }
 }
 

@@ -156,6 +156,7 @@ static void nor_of_a_decoder(void **state)
     berth_process_lane_init(&lane, &env);
     lane.process.child.state = BERTH_CHILD_UP;
     lane.process.child.fd = ends_of[0];
+    lane.process.child.epoll_fd = env.epoll_fd;
     lane.process.child.pid = start_sleeper();
     struct epoll_event event = {.events = EPOLLIN, .data.ptr = &lane};
     assert_int_equal(epoll_ctl(env.epoll_fd, EPOLL_CTL_ADD, ends_of[0], &event), 0);
