@@ -38,7 +38,6 @@ static void answer_empty(struct berth_call *call);
 static void put_ios(struct berth_buf *out, const struct berth_model_spec *spec,
                     const struct berth_io *ios, size_t count);
 static void put_stats(struct berth_buf *out, struct berth_model *model);
-static bool is_cuda(const char *device);
 static void put_memory(struct berth_buf *out, struct berth_model *model);
 static enum berth_code read_json(struct berth_call *call, json_t **out, struct berth_err *err);
 
@@ -165,9 +164,10 @@ static enum berth_code model_config(struct berth_call *call, struct berth_err *e
     BERTH_TRY(berth_kserve_find_model(call, call->segments[1], err));
     BERTH_TRY(berth_call_spec(call, &spec, err));
     const char *device = atomic_load(&call->model->device);
-    char *config = berth_spec_config_json(spec, device == NULL    ? BERTH_KIND_AUTO
-                                                : is_cuda(device) ? BERTH_KIND_GPU
-                                                                  : BERTH_KIND_CPU);
+    bool gpu = berth_device_is_gpu(device);
+    char *config = berth_spec_config_json(spec, device == NULL ? BERTH_KIND_AUTO
+                                                : gpu          ? BERTH_KIND_GPU
+                                                               : BERTH_KIND_CPU);
     berth_spec_release(spec);
     if (config == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the config of '%s'",
@@ -430,11 +430,6 @@ static void put_stats(struct berth_buf *out, struct berth_model *model)
     put_memory(out, model);
 }
 
-static bool is_cuda(const char *device)
-{
-    return device != NULL && strncmp(device, "cuda:", 5) == 0;
-}
-
 /* Of "cuda:0" Triton's type is GPU, and the id 0. */
 static void put_memory(struct berth_buf *out, struct berth_model *model)
 {
@@ -444,7 +439,7 @@ static void put_memory(struct berth_buf *out, struct berth_model *model)
     berth_buf_puts(out, "],\"memory_usage\":[");
     if (bytes > 0) {
         berth_buf_printf(out, "{\"type\":\"%s\",\"id\":\"%s\",\"byte_size\":%" PRIu64 "}",
-                         is_cuda(device) ? "GPU" : "CPU", id == NULL ? "0" : id + 1, bytes);
+                         berth_device_is_gpu(device) ? "GPU" : "CPU", id == NULL ? "0" : id + 1, bytes);
     }
     berth_buf_puts(out, "]}");
 }

@@ -145,6 +145,8 @@ const char *berth_spec_parameter(const struct berth_model_spec *spec, const char
                                  const char *fallback);
 const struct berth_io *berth_spec_input(const struct berth_model_spec *spec, const char *name);
 const struct berth_io *berth_spec_output(const struct berth_model_spec *spec, const char *name);
+/* Of a device's name, "cuda:0"; NULL: none. */
+bool berth_device_is_gpu(const char *device);
 /* Whether an instance group names that kind. */
 bool berth_spec_names_kind(const struct berth_model_spec *spec, enum berth_instance_kind kind);
 /* Whether it may run on a GPU. A config that names no kind leaves the choice to us, as AUTO does.

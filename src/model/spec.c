@@ -55,6 +55,11 @@ const struct berth_io *berth_spec_output(const struct berth_model_spec *spec, co
     return find_io(spec->outputs, spec->output_count, name);
 }
 
+bool berth_device_is_gpu(const char *device)
+{
+    return device != NULL && strncmp(device, "cuda:", 5) == 0;
+}
+
 bool berth_spec_names_kind(const struct berth_model_spec *spec, enum berth_instance_kind kind)
 {
     for (size_t i = 0; i < spec->group_count; i++) {

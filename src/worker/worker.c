@@ -39,7 +39,7 @@ void berth_worker_destroy(struct berth_worker *worker)
 
 bool berth_worker_is_gpu(const struct berth_worker *worker)
 {
-    return strncmp(worker->device, "cuda", 4) == 0;
+    return berth_device_is_gpu(worker->device);
 }
 
 /* A GPU that is asked for and not there, or whose engine is not, is no error: the CPU serves. */
