@@ -410,23 +410,32 @@ static void gpu_send(struct berth_worker *worker, struct berth_worker_msg *msg)
     berth_queue_post(worker->replies, &msg->post.link);
 }
 
+/* A yard whose CPU has a GPU beside it, which is not well; gpu and workers live as long. */
+static void open_beside_gpu(struct yard *yard, struct berth_worker *gpu,
+                            struct berth_worker *workers[2])
+{
+    static const struct berth_worker_ops gpu_ops = {
+        .name = "gpu", .send = gpu_send, .destroy = rig_no_destroy};
+    *gpu = (struct berth_worker){.ops = &gpu_ops, .device = "cuda:0", .parallel_max = 1,
+                                 .bytes_max = 200, .engines = gpu_engines};
+    yard_open(yard, BERTH_CONTROL_EXPLICIT);
+    workers[0] = &yard->rig.worker;
+    workers[1] = gpu;
+    yard->rig.options.workers = workers;
+    yard->rig.options.worker_count = 2;
+    atomic_store(&gpu->condition, BERTH_WORKER_FAILING);
+    rig_begin(&yard->rig);
+    until_idle(yard);
+}
+
 /* S15: an operator's load moves a model to the GPU that did not take it before, if that is well
  * now; and else changes nothing. */
 static void a_load_brings_a_model_back_to_the_gpu(void **state)
 {
-    static const struct berth_worker_ops gpu_ops = {
-        .name = "gpu", .send = gpu_send, .destroy = rig_no_destroy};
-    struct berth_worker gpu = {.ops = &gpu_ops, .device = "cuda:0", .parallel_max = 1,
-                               .bytes_max = 200, .engines = gpu_engines};
+    struct berth_worker gpu, *workers[2];
     struct yard yard;
     struct berth_admin admin;
-    yard_open(&yard, BERTH_CONTROL_EXPLICIT);
-    struct berth_worker *workers[2] = {&yard.rig.worker, &gpu};
-    yard.rig.options.workers = workers;
-    yard.rig.options.worker_count = 2;
-    atomic_store(&gpu.condition, BERTH_WORKER_FAILING);
-    rig_begin(&yard.rig);
-    until_idle(&yard);
+    open_beside_gpu(&yard, &gpu, workers);
     ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
     finish_kind(&yard, BERTH_WORKER_LOAD);
     struct berth_model *model = berth_catalog_find(yard.rig.catalog, "a", 0);
@@ -449,20 +458,11 @@ static void a_load_brings_a_model_back_to_the_gpu(void **state)
  * never a second one. With other files it is replaced. */
 static void a_load_leaves_what_no_gpu_takes(void **state)
 {
-    static const struct berth_worker_ops gpu_ops = {
-        .name = "gpu", .send = gpu_send, .destroy = rig_no_destroy};
-    struct berth_worker gpu = {.ops = &gpu_ops, .device = "cuda:0", .parallel_max = 1,
-                               .bytes_max = 200, .engines = gpu_engines};
+    struct berth_worker gpu, *workers[2];
     struct yard yard;
     struct berth_admin admin;
     char why[240];
-    yard_open(&yard, BERTH_CONTROL_EXPLICIT);
-    struct berth_worker *workers[2] = {&yard.rig.worker, &gpu};
-    yard.rig.options.workers = workers;
-    yard.rig.options.worker_count = 2;
-    atomic_store(&gpu.condition, BERTH_WORKER_FAILING);
-    rig_begin(&yard.rig);
-    until_idle(&yard);
+    open_beside_gpu(&yard, &gpu, workers);
     ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
     finish_kind(&yard, BERTH_WORKER_LOAD);
     struct berth_model *model = berth_catalog_find(yard.rig.catalog, "a", 0);
