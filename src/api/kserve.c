@@ -438,8 +438,9 @@ static void put_memory(struct berth_buf *out, struct berth_model *model)
     uint64_t bytes = atomic_load(&model->bytes_used);
     berth_buf_puts(out, "],\"memory_usage\":[");
     if (bytes > 0) {
+        bool gpu = berth_device_is_gpu(device);
         berth_buf_printf(out, "{\"type\":\"%s\",\"id\":\"%s\",\"byte_size\":%" PRIu64 "}",
-                         berth_device_is_gpu(device) ? "GPU" : "CPU", id == NULL ? "0" : id + 1, bytes);
+                         gpu ? "GPU" : "CPU", id == NULL ? "0" : id + 1, bytes);
     }
     berth_buf_puts(out, "]}");
 }

@@ -34,7 +34,7 @@ struct berth_child {
     enum berth_child_state state;
     pid_t pid;               /* -1: none */
     int fd;                  /* -1: none */
-    int epoll_fd;            /* where the owner has put fd, which leaves it before it is closed; -1 */
+    int epoll_fd;            /* where its owner has put fd, which leaves it to be closed; -1 */
     bool was_ready;          /* this one, or the last one */
     uint64_t calm_ns;        /* up for so long, its end counts as no failure */
     uint64_t t_state_ns;     /* since when it is in this state */
