@@ -2,6 +2,7 @@
 import json
 import pathlib
 import subprocess
+import sys
 
 import pytest
 
@@ -40,6 +41,15 @@ def test_random_weights(tmp_path):
     assert result.returncode == 0, result.stderr
     assert "seeded clips" in result.stdout
     assert (tmp_path / "kept/model.safetensors").exists()
+
+
+def test_over_http(tmp_path):
+    """Its short form on the CPU: exit status 0 says that every text and word was as it should be."""
+    result = subprocess.run([sys.executable, ROOT / "bench/parakeet/serve.py", "--berth", BERTH, "--minutes", "1",
+                             "--clients", "2", "--seconds", "1", "--out", tmp_path],
+                            capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (tmp_path / "serve.md").read_text() in result.stdout
 
 
 @pytest.mark.parametrize("options, said", [
