@@ -7,15 +7,16 @@
 #include <ctype.h>
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
-#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
 #include "api/call.h"
+#include "base/file.h"
 #include "base/mem.h"
 
 #define KEYS_MAX 10000
-#define KEY_LINE_MAX 512
+#define KEYS_BYTES_MAX (8u << 20) /* more than that many lines of the longest */
+#define KEY_LINE_MAX 512          /* without its end */
 #define KEY_LENGTH_MAX 512
 
 struct key {
@@ -27,42 +28,28 @@ struct berth_key_set {
     size_t count;
 };
 
+static enum berth_code read_lines(struct berth_key_set *set, char *text, size_t length,
+                                  struct berth_err *err);
 static enum berth_code read_line(struct berth_key_set *set, char *line, int number,
                                  struct berth_err *err);
 static bool read_hex(const char *text, unsigned char *sum);
 
 enum berth_code berth_keys_read(const char *path, struct berth_key_set **out, struct berth_err *err)
 {
-    struct berth_key_set *set = NULL;
+    char *text = NULL;
+    size_t length = 0;
+    BERTH_TRY(berth_file_load(path, KEYS_BYTES_MAX, &text, &length, err));
     enum berth_code code = BERTH_OK;
-    char line[KEY_LINE_MAX];
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        return berth_fail(err, BERTH_NOT_FOUND, "cannot open keys file %s", path);
+    struct berth_key_set *set = berth_alloc(sizeof(*set));
+    if (set != NULL) {
+        set->keys = berth_alloc(KEYS_MAX * sizeof(*set->keys));
     }
-    set = berth_alloc(sizeof(*set));
-    if (set == NULL) {
+    if (set == NULL || set->keys == NULL) {
         code = berth_fail(err, BERTH_UNAVAILABLE, "no memory for keys");
         goto out;
     }
-    set->keys = berth_alloc(KEYS_MAX * sizeof(*set->keys));
-    if (set->keys == NULL) {
-        code = berth_fail(err, BERTH_UNAVAILABLE, "no memory for keys");
-        goto out;
-    }
-    for (int number = 1; fgets(line, sizeof(line), file) != NULL; number++) {
-        if (strlen(line) == sizeof(line) - 1) {
-            code = berth_fail(err, BERTH_INVALID, "keys file, line %d: longer than %d bytes",
-                              number, KEY_LINE_MAX);
-            goto out;
-        }
-        code = read_line(set, line, number, err);
-        if (code != BERTH_OK) {
-            goto out;
-        }
-    }
-    if (ferror(file)) { /* half of the keys would lock clients out */
-        code = berth_fail(err, BERTH_UNAVAILABLE, "cannot read keys file %s", path);
+    code = read_lines(set, text, length, err);
+    if (code != BERTH_OK) {
         goto out;
     }
     if (set->count == 0) {
@@ -73,7 +60,7 @@ enum berth_code berth_keys_read(const char *path, struct berth_key_set **out, st
     set = NULL;
 out:
     berth_keys_destroy(set);
-    fclose(file);
+    berth_free(text);
     return code;
 }
 
@@ -109,10 +96,33 @@ enum berth_code berth_keys_check(const struct berth_key_set *keys, const char *a
                             "this API key is not known");
 }
 
+/* Half of the keys would lock clients out: one line that cannot be read and none counts. */
+static enum berth_code read_lines(struct berth_key_set *set, char *text, size_t length,
+                                  struct berth_err *err)
+{
+    char *line = text;
+    for (int number = 1; line < text + length; number++) {
+        size_t left = (size_t)(text + length - line);
+        char *end = memchr(line, '\n', left);
+        size_t bytes = end == NULL ? left : (size_t)(end - line);
+        if (bytes > KEY_LINE_MAX) {
+            return berth_fail(err, BERTH_INVALID, "keys file, line %d: longer than %d bytes",
+                              number, KEY_LINE_MAX);
+        }
+        if (memchr(line, '\0', bytes) != NULL) {
+            return berth_fail(err, BERTH_INVALID, "keys file, line %d: has a NUL in it", number);
+        }
+        line[bytes] = '\0'; /* in the line's end, or behind the text, where one is already */
+        BERTH_TRY(read_line(set, line, number, err));
+        line += bytes + 1;
+    }
+    return BERTH_OK;
+}
+
 static enum berth_code read_line(struct berth_key_set *set, char *line, int number,
                                  struct berth_err *err)
 {
-    line[strcspn(line, "#\r\n")] = '\0';
+    line[strcspn(line, "#\r")] = '\0';
     const char *at = line + strspn(line, " \t");
     if (*at == '\0') {
         return BERTH_OK;
@@ -129,6 +139,12 @@ static enum berth_code read_line(struct berth_key_set *set, char *line, int numb
     if (*name != '\0' && *name != ' ' && *name != '\t') {
         return berth_fail(err, BERTH_INVALID, "keys file, line %d: more than 64 hex digits",
                           number);
+    }
+    unsigned char none[SHA256_DIGEST_LENGTH];
+    SHA256((const unsigned char *)"", 0, none);
+    if (memcmp(key->sum, none, sizeof(none)) == 0) { /* `sha256sum` of a variable not set */
+        return berth_fail(err, BERTH_INVALID,
+                          "keys file, line %d: this is the sum of an empty key", number);
     }
     set->count++;
     return BERTH_OK;

@@ -12,20 +12,28 @@
 enum berth_code berth_file_open(const char *path, int *fd, uint64_t *bytes, struct berth_err *err)
 {
     struct stat status;
+    enum berth_code code;
     int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (opened < 0) {
-        bool ours = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
-        bool nothing = errno == ENOENT || errno == ENOTDIR;
-        return berth_fail(err, ours ? BERTH_UNAVAILABLE : nothing ? BERTH_NOT_FOUND : BERTH_INVALID,
-                          "cannot open %s: %s", path, strerror(errno));
+    int failed = opened < 0 || fstat(opened, &status) != 0 ? errno : 0;
+    if (failed == 0 && S_ISREG(status.st_mode) && status.st_size >= 0) {
+        *fd = opened;
+        *bytes = (uint64_t)status.st_size;
+        return BERTH_OK;
     }
-    if (fstat(opened, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size < 0) {
+    if (opened >= 0) {
         close(opened);
-        return berth_fail(err, BERTH_INVALID, "%s is not a file", path);
     }
-    *fd = opened;
-    *bytes = (uint64_t)status.st_size;
-    return BERTH_OK;
+    if (failed == 0 || failed == ENXIO) { /* a socket's, and that of a FIFO or device alone */
+        failed = 0;
+        code = berth_fail(err, BERTH_INVALID, "%s is not a file", path);
+    } else {
+        bool ours = failed == EMFILE || failed == ENFILE || failed == ENOMEM;
+        bool nothing = failed == ENOENT || failed == ENOTDIR;
+        code = berth_fail(err, ours ? BERTH_UNAVAILABLE : nothing ? BERTH_NOT_FOUND : BERTH_INVALID,
+                          "cannot open %s: %s", path, strerror(failed));
+    }
+    errno = failed;
+    return code;
 }
 
 enum berth_code berth_file_load(const char *path, size_t bytes_max, char **out, size_t *length,

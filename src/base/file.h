@@ -13,7 +13,7 @@
 
 /* *fd is the caller's to close, *bytes the file's length. NOT_FOUND: there is none; INVALID: no
  * regular file, or it may not be read; UNAVAILABLE: no descriptors or no memory for it. Messages
- * begin with what is wrong and name the path. */
+ * begin with what is wrong and name the path; errno is what the system said, 0: no regular file. */
 enum berth_code berth_file_open(const char *path, int *fd, uint64_t *bytes,
                                 struct berth_err *err) BERTH_MUST_USE;
 

@@ -151,11 +151,12 @@ static enum berth_code read_file(struct work *work, struct berth_err *err)
     int fd = -1;
     uint64_t bytes = 0;
     enum berth_code code = BERTH_OK;
-    if (access(work->path, R_OK) != 0) { /* the path is said by who prints the error */
-        return berth_fail(err, BERTH_NOT_FOUND, "cannot open: %s", strerror(errno));
+    code = berth_file_open(work->path, &fd, &bytes, NULL);
+    if (code != BERTH_OK && errno == 0) { /* the path is said by who prints the error */
+        return berth_fail(err, code, "not a regular file");
     }
-    if (berth_file_open(work->path, &fd, &bytes, NULL) != BERTH_OK) {
-        return berth_fail(err, BERTH_INVALID, "not a regular file");
+    if (code != BERTH_OK) {
+        return berth_fail(err, code, "cannot open: %s", strerror(errno));
     }
     if (bytes == 0) {
         code = berth_fail(err, BERTH_INVALID, "no audio: the file is empty");

@@ -15,15 +15,15 @@
  */
 #include "engine/ort.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include <onnxruntime_c_api.h>
 #include <onnxruntime_session_options_config_keys.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/ort_memory.h"
@@ -157,13 +157,10 @@ enum berth_code berth_ort_session_open(const char *path, struct berth_ort_meter 
                                        struct berth_ort_session **out, struct berth_err *err)
 {
     struct berth_ort_session *session = NULL;
-    struct stat file;
-    if (stat(path, &file) != 0) {
-        return berth_fail(err, BERTH_NOT_FOUND, "cannot open %s: %s", path, strerror(errno));
-    }
-    if (!S_ISREG(file.st_mode)) {
-        return berth_fail(err, BERTH_INVALID, "%s is not a file", path);
-    }
+    uint64_t file_bytes = 0;
+    int fd = -1;
+    BERTH_TRY(berth_file_open(path, &fd, &file_bytes, err));
+    close(fd); /* ONNX Runtime goes by the name, which tells it where further files are */
     session = berth_alloc(sizeof(*session));
     if (session == NULL) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory to load %s", path);
@@ -179,8 +176,7 @@ enum berth_code berth_ort_session_open(const char *path, struct berth_ort_meter 
     if (code == BERTH_OK) {
         uint64_t heap_after = berth_ort_memory_heap();
         bool alone = others == 0 && atomic_load(&opens_ever) == turn && heap_after > heap_before;
-        session_count_unseen(session, alone ? heap_after - heap_before : 0,
-                             (uint64_t)file.st_size);
+        session_count_unseen(session, alone ? heap_after - heap_before : 0, file_bytes);
         code = session_read(session, path, err);
     }
     berth_ort_memory_enter(before);

@@ -1,6 +1,7 @@
 /* Names from outside: what is no regular file is refused without waiting for it. */
 #include "base/file.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,6 +37,7 @@ static int setup(void **state)
     FILE *file = fopen(in_folder("whole"), "wb");
     bool good = file != NULL && fputs("12345", file) >= 0;
     good = (file == NULL || fclose(file) == 0) && good;
+    good = good && symlink("ring", in_folder("ring")) == 0;
     good = good && mkfifo(in_folder("fifo"), 0600) == 0 && mkdir(in_folder("folder"), 0700) == 0;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof(address.sun_path), "%s", in_folder("socket"));
@@ -49,6 +51,7 @@ static int teardown(void **state)
 {
     (void)state;
     unlink(in_folder("whole"));
+    unlink(in_folder("ring"));
     unlink(in_folder("fifo"));
     unlink(in_folder("socket"));
     rmdir(in_folder("folder"));
@@ -77,10 +80,16 @@ static void what_is_no_file_is_refused(void **state)
     static const struct {
         const char *name;
         enum berth_code code;
+        int said; /* errno; 0: it is no file */
     } cases[] = {
-        {"fifo", BERTH_INVALID},        {"folder", BERTH_INVALID}, {"socket", BERTH_INVALID},
-        {"/dev/tty", BERTH_INVALID},    {"/dev/zero", BERTH_INVALID},
-        {"nothing", BERTH_NOT_FOUND},   {"whole/below", BERTH_NOT_FOUND},
+        {"fifo", BERTH_INVALID, 0},
+        {"folder", BERTH_INVALID, 0},
+        {"socket", BERTH_INVALID, 0},
+        {"/dev/tty", BERTH_INVALID, 0},
+        {"/dev/zero", BERTH_INVALID, 0},
+        {"nothing", BERTH_NOT_FOUND, ENOENT},
+        {"whole/below", BERTH_NOT_FOUND, ENOTDIR},
+        {"ring", BERTH_INVALID, ELOOP},
     };
     (void)state;
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -89,8 +98,12 @@ static void what_is_no_file_is_refused(void **state)
         int fd = -1;
         const char *name = cases[i].name;
         name = name[0] == '/' ? name : in_folder(name);
-        assert_int_equal(berth_file_open(name, &fd, &bytes, &err), cases[i].code);
+        enum berth_code code = berth_file_open(name, &fd, &bytes, &err);
+        int said = errno;
+        assert_int_equal(code, cases[i].code);
+        assert_int_equal(said, cases[i].said);
         assert_non_null(strstr(err.msg, name));
+        assert_non_null(strstr(err.msg, said == 0 ? "is not a file" : strerror(said)));
         assert_int_equal(fd, -1);
     }
 }
@@ -131,8 +144,11 @@ static void no_descriptors_are_our_trouble(void **state)
     none = (struct rlimit){.rlim_cur = 0, .rlim_max = limit.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
     enum berth_code code = berth_file_open(in_folder("whole"), &fd, &bytes, &err);
+    int said = errno;
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
     assert_int_equal(code, BERTH_UNAVAILABLE);
+    assert_int_equal(said, EMFILE);
+    assert_non_null(strstr(err.msg, strerror(EMFILE)));
 }
 
 int main(void)
