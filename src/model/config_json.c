@@ -186,21 +186,6 @@ static void write_value(struct berth_buf *out, const struct berth_config_field *
     }
 }
 
-/* Is there a later entry with the same key? Then that one counts, as protobuf has it. */
-static bool entry_shadowed(const struct berth_config_node *entry, bool is_number)
-{
-    const char *text = berth_config_string(entry, "key");
-    for (const struct berth_config_node *later = berth_config_again(entry); later != NULL;
-         later = berth_config_again(later)) {
-        if (is_number
-                ? berth_config_unsigned(later, "key") == berth_config_unsigned(entry, "key")
-                : strcmp(berth_config_string(later, "key"), text) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static void write_map(struct berth_buf *out, const struct berth_config_field *field,
                       const struct berth_config_node *message)
 {
@@ -211,7 +196,7 @@ static void write_map(struct berth_buf *out, const struct berth_config_field *fi
          entry != NULL; entry = berth_config_again(entry)) {
         const struct berth_config_node *value = berth_config_find(entry, "value");
         const char *key = berth_config_string(entry, "key");
-        if (entry_shadowed(entry, is_number)) {
+        if (entry->shadowed) {
             continue;
         }
         berth_buf_puts(out, first ? "" : ",");

@@ -15,10 +15,20 @@
 
 #include "base/buf.h"
 #include "base/log.h"
+#include "base/mem.h"
 
 #define PLACE_BYTES 160
 #define NAMES_BYTES 160
-#define MAP_ENTRIES_MAX 4096
+#define MAP_ENTRIES_MAX 4096 /* of all maps of one message */
+
+/* A map's entry while equal keys are looked for. */
+struct entry {
+    struct berth_config_node *node;
+    bool is_number;
+    uint64_t number; /* its key */
+    const char *text;
+    size_t place; /* among the message's entries */
+};
 
 static enum berth_code check_message(struct berth_config_node *message,
                                      const struct berth_config_message *table,
@@ -28,6 +38,11 @@ static enum berth_code check_again(const struct berth_config_node *message,
                                    const struct berth_config_node *node,
                                    const struct berth_config_source *source,
                                    struct berth_err *err);
+static enum berth_code shadow_entries(struct berth_config_node *message, size_t entry_count,
+                                      const struct berth_config_source *source,
+                                      struct berth_err *err);
+static int compare_entries(const void *left, const void *right);
+static int compare_keys(const struct entry *left, const struct entry *right);
 static enum berth_code check_value(struct berth_config_node *node,
                                    const struct berth_config_source *source,
                                    struct berth_err *err);
@@ -125,7 +140,7 @@ void berth_config_check_parameters(const struct berth_model_spec *spec, const ch
             const struct berth_config_node *key = berth_config_find(entry, "key");
             struct berth_config_source source = {.label = label};
             snprintf(label, sizeof(label),
-                     entry->line > 0 ? "%.100s/config.pbtxt" : "config given for '%.100s'",
+                     entry->line > 0 ? "%.100s/config.pbtxt" : "%.100s/config (given)",
                      spec->name);
             place(key == NULL ? entry : key, &source, where);
             berth_log_warn("repo", 0, "%s: engine '%s' has no parameter '%.100s'; it is ignored%s",
@@ -217,7 +232,56 @@ static enum berth_code check_message(struct berth_config_node *message,
             BERTH_TRY(check_message(node, node->field->message, source, err));
         }
     }
+    return entries < 2 ? BERTH_OK : shadow_entries(message, entries, source, err);
+}
+
+/* Sorted, because a map has thousands of entries where somebody means harm. */
+static enum berth_code shadow_entries(struct berth_config_node *message, size_t entry_count,
+                                      const struct berth_config_source *source,
+                                      struct berth_err *err)
+{
+    size_t count = 0;
+    struct entry *entries = berth_alloc(entry_count * sizeof(*entries));
+    if (entries == NULL) {
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to read %.100s", source->label);
+    }
+    for (struct berth_config_node *node = message->children; node != NULL; node = node->next) {
+        if (node->field != NULL && node->field->label == BERTH_CONFIG_MAP) {
+            bool is_number = node->field->message->fields[0].type == BERTH_CONFIG_UINT64;
+            entries[count] = (struct entry){
+                .node = node,
+                .is_number = is_number,
+                .number = is_number ? berth_config_unsigned(node, "key") : 0,
+                .text = is_number ? "" : berth_config_string(node, "key"),
+                .place = count};
+            count++;
+        }
+    }
+    qsort(entries, count, sizeof(*entries), compare_entries);
+    for (size_t i = 1; i < count; i++) {
+        entries[i - 1].node->shadowed = compare_keys(&entries[i - 1], &entries[i]) == 0;
+    }
+    berth_free(entries);
     return BERTH_OK;
+}
+
+static int compare_entries(const void *left, const void *right)
+{
+    const struct entry *one = left, *other = right;
+    int order = compare_keys(one, other);
+    return order != 0 ? order : one->place < other->place ? -1 : one->place > other->place;
+}
+
+/* By map, then by key. */
+static int compare_keys(const struct entry *left, const struct entry *right)
+{
+    if (left->node->field != right->node->field) {
+        return left->node->field < right->node->field ? -1 : 1;
+    }
+    if (left->is_number) {
+        return left->number < right->number ? -1 : left->number > right->number;
+    }
+    return strcmp(left->text, right->text);
 }
 
 /* Was the field, or one that excludes it, written before? Only fields that are single or exclusive

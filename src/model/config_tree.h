@@ -76,6 +76,7 @@ struct berth_config_node {
     struct berth_config_node *next;
     /* Set by the check. */
     const struct berth_config_field *field; /* NULL: not a field of Triton's */
+    bool shadowed; /* of a map's entry: a later one has the same key and counts, as in protobuf */
     union {
         bool boolean;
         int64_t integer;       /* INT32, INT64, ENUM */
@@ -93,7 +94,7 @@ struct berth_config_source {
 };
 
 /* Types, values, repeated and exclusive fields. A field that ModelConfig does not have is a warning
- * with its line and column. INVALID with both otherwise. */
+ * with its line and column. INVALID with both otherwise; UNAVAILABLE: no memory. */
 enum berth_code berth_config_check(struct berth_config_node *root,
                                    const struct berth_config_source *source,
                                    struct berth_err *err) BERTH_MUST_USE;

@@ -596,16 +596,11 @@ static enum berth_code map_parameters(struct mapping *mapping,
     }
     for (const struct berth_config_node *entry = berth_config_find(root, "parameters");
          entry != NULL; entry = berth_config_again(entry)) {
-        const char *key = berth_config_string(entry, "key");
-        size_t at = 0;
-        while (at < spec->parameter_count && strcmp(parameters[at].key, key) != 0) {
-            at++; /* a key that is there again counts with its last value */
+        if (!entry->shadowed) {
+            parameters[spec->parameter_count++] = (struct berth_key_value){
+                .key = berth_config_string(entry, "key"),
+                .value = berth_config_string(berth_config_find(entry, "value"), "string_value")};
         }
-        struct berth_key_value *parameter = &parameters[at];
-        spec->parameter_count += at == spec->parameter_count;
-        parameter->key = key;
-        parameter->value =
-            berth_config_string(berth_config_find(entry, "value"), "string_value");
     }
     spec->parameters = parameters;
     return BERTH_OK;
@@ -652,14 +647,11 @@ static enum berth_code map_warmup(struct mapping *mapping, const struct berth_co
     }
     for (const struct berth_config_node *entry = berth_config_find(node, "inputs"); entry != NULL;
          entry = berth_config_again(entry)) {
-        const char *name = berth_config_string(entry, "key");
-        size_t at = 0;
-        while (at < warmup->input_count && strcmp(warmup->inputs[at].name, name) != 0) {
-            at++; /* as with parameters */
+        if (!entry->shadowed) {
+            struct berth_warmup_input *input = &warmup->inputs[warmup->input_count++];
+            input->name = berth_config_string(entry, "key");
+            BERTH_TRY(map_warmup_input(mapping, entry, input));
         }
-        warmup->inputs[at] = (struct berth_warmup_input){.name = name};
-        BERTH_TRY(map_warmup_input(mapping, entry, &warmup->inputs[at]));
-        warmup->input_count += at == warmup->input_count;
     }
     return BERTH_OK;
 }

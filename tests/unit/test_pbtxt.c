@@ -478,6 +478,66 @@ static void last_of_equal_keys_counts(void **state)
     berth_free(json);
 }
 
+#define ENTRIES_MAX 4096 /* of the maps of one message */
+
+/* parameters of keys k0 to k(keys - 1), over and over. JSON has each key once. */
+static char *many_parameters(size_t count, size_t keys, bool json)
+{
+    struct berth_buf text = {0};
+    berth_buf_puts(&text, json ? "{\"parameters\":{" : "");
+    for (size_t i = 0; i < count; i++) {
+        if (json) {
+            berth_buf_printf(&text, "%s\"k%zu\":{\"string_value\":\"%zu\"}", i == 0 ? "" : ",",
+                             i % keys, i);
+        } else {
+            berth_buf_printf(&text, "parameters{key:'k%zu' value{string_value:'%zu'}}\n", i % keys,
+                             i);
+        }
+    }
+    berth_buf_puts(&text, json ? "}}" : "");
+    return berth_buf_release(&text, NULL);
+}
+
+static void maps_have_a_limit(void **state)
+{
+    static const struct {
+        size_t count, keys;
+        bool json;
+        enum berth_code code;
+    } cases[] = {
+        {ENTRIES_MAX, ENTRIES_MAX, false, BERTH_OK},
+        {ENTRIES_MAX, ENTRIES_MAX, true, BERTH_OK},
+        {ENTRIES_MAX, 1, false, BERTH_OK},
+        {ENTRIES_MAX, 7, false, BERTH_OK},
+        {ENTRIES_MAX + 1, ENTRIES_MAX + 1, false, BERTH_INVALID},
+        {ENTRIES_MAX + 1, ENTRIES_MAX + 1, true, BERTH_INVALID},
+        {ENTRIES_MAX + 1, 1, false, BERTH_INVALID},
+    };
+    (void)state;
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        struct berth_err err = {0};
+        struct berth_version_policy policy;
+        struct berth_model_spec *spec = NULL;
+        char *text = many_parameters(cases[i].count, cases[i].keys, cases[i].json);
+        assert_non_null(text);
+        assert_int_equal(read_config(text, cases[i].json, &spec, &policy, &err), cases[i].code);
+        berth_free(text);
+        if (cases[i].code != BERTH_OK) {
+            assert_non_null(strstr(err.msg, "more than 4096 entries"));
+            continue;
+        }
+        assert_int_equal(spec->parameter_count, cases[i].keys);
+        for (size_t k = 0; k < cases[i].keys; k++) { /* each has the last value that it was given */
+            char key[32], value[32];
+            size_t last = k + (cases[i].count - 1 - k) / cases[i].keys * cases[i].keys;
+            snprintf(key, sizeof(key), "k%zu", k);
+            snprintf(value, sizeof(value), "%zu", last);
+            assert_string_equal(berth_spec_parameter(spec, key, ""), value);
+        }
+        berth_spec_release(spec);
+    }
+}
+
 /* A worker process describes the model itself, so what describe completed here is not told. */
 static void what_is_given_reads_the_same(void **state)
 {
@@ -726,6 +786,7 @@ int main(void)
         cmocka_unit_test(what_is_written_reads_the_same),
         cmocka_unit_test(what_is_given_reads_the_same),
         cmocka_unit_test(last_of_equal_keys_counts),
+        cmocka_unit_test(maps_have_a_limit),
         cmocka_unit_test(reads_json_configs),
         cmocka_unit_test(writes_the_config_as_triton_does),
         cmocka_unit_test(writes_a_model_without_a_config),
