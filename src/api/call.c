@@ -191,8 +191,10 @@ enum berth_code berth_call_spec(struct berth_call *call, struct berth_model_spec
     if (spec == NULL || !spec->completed) { /* its files could not be read */
         berth_spec_release(spec);
         berth_model_reason(call->model, reason, sizeof(reason));
-        return berth_fail_field(err, BERTH_UNAVAILABLE, "model", "%s",
-                                reason[0] == '\0' ? "the model cannot be read" : reason);
+        (void)berth_fail_field(err, BERTH_UNAVAILABLE, "model", "%s",
+                               reason[0] == '\0' ? "its files cannot be read" : reason);
+        berth_sched_name_failure(err, call->model->name);
+        return BERTH_UNAVAILABLE;
     }
     *out = spec;
     return BERTH_OK;

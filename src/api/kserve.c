@@ -334,8 +334,7 @@ static void on_admin_done(struct berth_post *post)
                        "failed to %s '%s', failed to poll from model repository", verb,
                        admin->name);
         } else {
-            berth_fail(&err, BERTH_INTERNAL, "failed to %s '%s': %s", verb, admin->name,
-                       admin->err.msg);
+            berth_fail(&err, BERTH_INTERNAL, "%s", admin->err.msg); /* S18: it says of what */
         }
         berth_call_fail(call, &err);
     }

@@ -93,14 +93,13 @@ static enum berth_code describe(struct berth_model_spec *spec, struct berth_err 
     }
     if (spec->output_count > spec->input_count) {
         return berth_fail(err, BERTH_INVALID,
-                          "model '%s' has %zu outputs and %zu inputs; the null engine echoes",
-                          spec->name, spec->output_count, spec->input_count);
+                          "%zu outputs and %zu inputs: the null engine echoes its inputs",
+                          spec->output_count, spec->input_count);
     }
     for (size_t i = 0; i < spec->output_count; i++) {
         if (spec->outputs[i].dtype != spec->inputs[i].dtype) {
             return berth_fail(err, BERTH_INVALID,
-                              "output '%s' of model '%s' is %s, its input '%s' %s",
-                              spec->outputs[i].name, spec->name,
+                              "output '%s' is %s, its input '%s' %s", spec->outputs[i].name,
                               berth_dtype_name(spec->outputs[i].dtype), spec->inputs[i].name,
                               berth_dtype_name(spec->inputs[i].dtype));
         }
@@ -164,8 +163,8 @@ static enum berth_code parameter_count(const struct berth_model_spec *spec, cons
     unsigned long long value = strtoull(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || text[0] == '-' || value > count_max) {
         return berth_fail(err, BERTH_INVALID,
-                          "parameter '%s' of model '%s' is '%.40s'; it takes 0 to %" PRIu64, key,
-                          spec->name, text, count_max);
+                          "parameter '%s' is '%.40s'; it takes 0 to %" PRIu64, key, text,
+                          count_max);
     }
     *out = value;
     return BERTH_OK;

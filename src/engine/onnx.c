@@ -88,7 +88,7 @@ static enum berth_code model_attach(const struct berth_model_spec *spec, struct 
     BERTH_TRY(berth_onnx_path(spec, path, sizeof(path), err));
     struct berth_engine_model *model = berth_alloc(sizeof(*model));
     if (model == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to load model '%s'", spec->name);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to load the model");
     }
     model->spec = spec;
     enum berth_code code = berth_ort_session_open(path, &model->meter, &model->session, err);
@@ -124,7 +124,7 @@ static enum berth_code instance_create(struct berth_engine_model *model, uint32_
     const struct berth_model_spec *spec = model->spec;
     struct berth_instance *instance = berth_alloc(sizeof(*instance));
     if (instance == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for an instance of '%s'", spec->name);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for an instance");
     }
     instance->model = model;
     instance->inputs = berth_alloc((spec->input_count + 1) * sizeof(*instance->inputs));
@@ -134,7 +134,7 @@ static enum berth_code instance_create(struct berth_engine_model *model, uint32_
     enum berth_code code = BERTH_OK;
     if (instance->inputs == NULL || instance->gathered == NULL || instance->outputs == NULL ||
         instance->output_ios == NULL) {
-        code = berth_fail(err, BERTH_UNAVAILABLE, "no memory for an instance of '%s'", spec->name);
+        code = berth_fail(err, BERTH_UNAVAILABLE, "no memory for an instance");
     } else {
         code = instance_reserve(instance, spec->batch_size_max < 64 ? spec->batch_size_max + 1 : 64,
                                 err);
@@ -210,8 +210,7 @@ static enum berth_code check_session(struct berth_engine_model *model, struct be
     }
     if (!same) {
         return berth_fail(err, BERTH_INVALID,
-                          "model '%s' has other inputs or outputs than when it was described",
-                          spec->name);
+                          "it has other inputs or outputs than when it was described");
     }
     return BERTH_OK;
 }

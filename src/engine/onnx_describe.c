@@ -67,14 +67,14 @@ enum berth_code berth_onnx_path(const struct berth_model_spec *spec, char *out, 
     }
     int length = snprintf(out, bytes, "%s/%s", spec->folder_version, name);
     if (length < 0 || (size_t)length >= bytes) {
-        return berth_fail(err, BERTH_INVALID, "path of model '%s' is too long", spec->name);
+        return berth_fail(err, BERTH_INVALID, "its path is too long");
     }
     /* Triton also takes a folder of that name, with the model and its weights inside. */
     if (stat(out, &file) == 0 && S_ISDIR(file.st_mode)) {
         size_t at = (size_t)length;
         int more = snprintf(out + at, bytes - at, "/%s", FILE_DEFAULT);
         if (more < 0 || (size_t)more >= bytes - at) {
-            return berth_fail(err, BERTH_INVALID, "path of model '%s' is too long", spec->name);
+            return berth_fail(err, BERTH_INVALID, "its path is too long");
         }
     }
     return BERTH_OK;
@@ -161,23 +161,21 @@ static enum berth_code complete_ios(struct berth_model_spec *spec, const struct 
     size_t batch = spec->batch_size_max > 0 ? 1 : 0;
     struct berth_io *ios = berth_arena_alloc(&spec->arena, (count + 1) * sizeof(*ios));
     if (ios == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to describe '%s'", spec->name);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to describe the model");
     }
     for (size_t i = 0; i < count; i++) {
         if (from[i].dtype == BERTH_DTYPE_NONE) {
             return berth_fail(err, BERTH_UNSUPPORTED,
-                              "'%s' of model '%s' is not a tensor of a type served here",
-                              from[i].name, spec->name);
+                              "'%s' is not a tensor of a type served here", from[i].name);
         }
         if (!from[i].shaped || from[i].rank < batch) {
             const char *lack = from[i].shaped ? "no batch dimension" : "no shape in the model";
-            return berth_fail(err, BERTH_INVALID,
-                              "'%s' of model '%s' has %s; list it in the config", from[i].name,
-                              spec->name, lack);
+            return berth_fail(err, BERTH_INVALID, "'%s' has %s; list it in the config",
+                              from[i].name, lack);
         }
         ios[i].name = berth_arena_strdup(&spec->arena, from[i].name);
         if (ios[i].name == NULL) {
-            return berth_fail(err, BERTH_UNAVAILABLE, "no memory to describe '%s'", spec->name);
+            return berth_fail(err, BERTH_UNAVAILABLE, "no memory to describe the model");
         }
         ios[i].dtype = from[i].dtype;
         ios[i].rank = (uint8_t)(from[i].rank - batch);
@@ -222,15 +220,14 @@ static enum berth_code check(const struct berth_model_spec *spec,
             list_names(file->inputs, file->input_count, names, sizeof(names));
             return berth_fail(
                 err, BERTH_INVALID,
-                "model '%s': the config's input '%s' is not in the model, which has %s",
-                spec->name, io->name, names);
+                "the config's input '%s' is not in the model, which has %s", io->name, names);
         }
         BERTH_TRY(check_io(spec, io, from, err));
     }
     for (size_t i = 0; i < file->input_count; i++) {
         if (berth_spec_input(spec, file->inputs[i].name) == NULL) {
-            return berth_fail(err, BERTH_INVALID, "model '%s': the config lacks the input '%s'",
-                              spec->name, file->inputs[i].name);
+            return berth_fail(err, BERTH_INVALID, "the config lacks the input '%s'",
+                              file->inputs[i].name);
         }
     }
     for (size_t i = 0; i < spec->output_count; i++) {
@@ -240,8 +237,7 @@ static enum berth_code check(const struct berth_model_spec *spec,
             list_names(file->outputs, file->output_count, names, sizeof(names));
             return berth_fail(
                 err, BERTH_INVALID,
-                "model '%s': the config's output '%s' is not in the model, which has %s",
-                spec->name, io->name, names);
+                "the config's output '%s' is not in the model, which has %s", io->name, names);
         }
         BERTH_TRY(check_io(spec, io, from, err));
     }
@@ -259,40 +255,38 @@ static enum berth_code check_io(const struct berth_model_spec *spec, const struc
         const char *model_type =
             from->dtype == BERTH_DTYPE_NONE ? "not served here" : berth_dtype_name(from->dtype);
         return berth_fail(err, BERTH_INVALID,
-                          "model '%s': '%s' is %s in the config, in the model its type is %s",
-                          spec->name, io->name, berth_dtype_name(io->dtype), model_type);
+                          "'%s' is %s in the config, in the model its type is %s", io->name,
+                          berth_dtype_name(io->dtype), model_type);
     }
     if (io->has_reshape) {
         BERTH_TRY(check_reshape(io, err));
     }
     if (rank + batch > BERTH_RANK_MAX || io->rank + batch > BERTH_RANK_MAX) {
-        return berth_fail(err, BERTH_INVALID, "model '%s': '%s' has more than %d dimensions",
-                          spec->name, io->name, BERTH_RANK_MAX);
+        return berth_fail(err, BERTH_INVALID, "'%s' has more than %d dimensions", io->name,
+                          BERTH_RANK_MAX);
     }
     if (!from->shaped) {
         return BERTH_OK;
     }
     if (rank + batch != from->rank) {
         return berth_fail(err, BERTH_INVALID,
-                          "model '%s': '%s' has %u dimensions in the config%s, %u in the model",
-                          spec->name, io->name, (unsigned)(rank + batch),
-                          batch > 0 ? " with the batch" : "", (unsigned)from->rank);
+                          "'%s' has %u dimensions in the config%s, %u in the model", io->name,
+                          (unsigned)(rank + batch), batch > 0 ? " with the batch" : "",
+                          (unsigned)from->rank);
     }
     if (batch > 0 && from->dims[0] != -1 &&
         (from->dims[0] != 1 || spec->batch_size_max != 1)) {
         return berth_fail(err, BERTH_INVALID,
-                          "model '%s' cannot batch (max_batch_size %llu): '%s' has a first "
-                          "dimension of %lld",
-                          spec->name, (unsigned long long)spec->batch_size_max, io->name,
+                          "it cannot batch (max_batch_size %llu): '%s' has a first dimension of "
+                          "%lld",
+                          (unsigned long long)spec->batch_size_max, io->name,
                           (long long)from->dims[0]);
     }
     for (size_t i = 0; i < rank; i++) {
         if (from->dims[batch + i] != -1 && from->dims[batch + i] != dims[i]) {
             return berth_fail(err, BERTH_INVALID,
-                              "model '%s': dimension %zu of '%s' is %lld in the config, %lld in "
-                              "the model",
-                              spec->name, i, io->name, (long long)dims[i],
-                              (long long)from->dims[batch + i]);
+                              "dimension %zu of '%s' is %lld in the config, %lld in the model", i,
+                              io->name, (long long)dims[i], (long long)from->dims[batch + i]);
         }
     }
     return BERTH_OK;

@@ -76,6 +76,7 @@ static void log_line(void *unused, OrtLoggingLevel level, const char *category, 
                      const char *where, const char *text);
 static enum berth_code status_take(OrtStatus *status, enum berth_code code, const char *what,
                                    struct berth_err *err);
+static const char *reason_of(const char *text, const char *what);
 static enum berth_code session_create(struct berth_ort_session *session, const char *path,
                                       struct berth_err *err);
 static enum berth_code session_options(OrtSessionOptions **out, struct berth_err *err);
@@ -405,9 +406,18 @@ static enum berth_code status_take(OrtStatus *status, enum berth_code code, cons
     } else if (ort.api->GetErrorCode(status) == ORT_NOT_IMPLEMENTED) {
         code = BERTH_UNSUPPORTED;
     }
-    code = berth_fail(err, code, "%s: %s", what, ort.api->GetErrorMessage(status));
+    code = berth_fail(err, code, "%s: %s", what,
+                      reason_of(ort.api->GetErrorMessage(status), what));
     ort.api->ReleaseStatus(status);
     return code;
+}
+
+/* Past "Load model from FILE failed:": what comes behind a long path twice would be cut off. */
+static const char *reason_of(const char *text, const char *what)
+{
+    const char *at = strstr(text, what);
+    at = at == NULL ? text : at + strlen(what);
+    return strncmp(at, " failed:", 8) == 0 ? at + 8 : text;
 }
 
 static enum berth_code session_create(struct berth_ort_session *session, const char *path,

@@ -61,14 +61,13 @@ enum berth_code berth_speech_describe(struct berth_model_spec *spec, struct bert
         if (spec->input_count != 1 || strcmp(spec->inputs[i].name, "audio") != 0 ||
             spec->inputs[i].dtype != BERTH_DTYPE_FP32) {
             return berth_fail(err, BERTH_INVALID,
-                              "model '%s': a speech model has one input, audio of TYPE_FP32",
-                              spec->name);
+                              "a speech model has one input, audio of TYPE_FP32");
         }
     }
     spec->inputs = berth_arena_alloc(&spec->arena, sizeof(*spec->inputs));
     spec->outputs = berth_arena_alloc(&spec->arena, sizeof(outputs));
     if (spec->inputs == NULL || spec->outputs == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the model");
     }
     spec->inputs[0] = (struct berth_io){.name = "audio", .dtype = BERTH_DTYPE_FP32, .rank = 1,
                                         .dims = {-1}, .format = "FORMAT_NONE",
@@ -97,9 +96,8 @@ enum berth_code berth_speech_parameter(const struct berth_model_spec *spec,
     if (errno != 0 || end == text || *end != '\0' || value < range->min ||
         value > range->max || text[0] == '-') {
         return berth_fail(err, BERTH_INVALID,
-                          "parameter '%s' of model '%s' is '%.40s'; it takes %" PRIu64
-                          " to %" PRIu64,
-                          range->key, spec->name, text, range->min, range->max);
+                          "parameter '%s' is '%.40s'; it takes %" PRIu64 " to %" PRIu64,
+                          range->key, text, range->min, range->max);
     }
     *inout = value;
     return BERTH_OK;
@@ -128,7 +126,7 @@ enum berth_code berth_speech_slots_keep(struct berth_model_spec *spec, uint32_t 
         berth_arena_alloc(&spec->arena, (count + 1) * sizeof(*parameters));
     char *value = berth_arena_strdup(&spec->arena, text);
     if (parameters == NULL || value == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the model");
     }
     if (count > 0) {
         memcpy(parameters, spec->parameters, count * sizeof(*parameters));

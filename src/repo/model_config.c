@@ -308,7 +308,7 @@ static enum berth_code map_names(struct mapping *mapping, const struct berth_con
     const char *name = berth_config_string(root, "name");
     if (name[0] != '\0' && strcmp(name, spec->name) != 0) {
         return berth_config_fail(berth_config_find(root, "name"), &mapping->source, mapping->err,
-                                 "the model is called '%s', its folder '%s'", name, spec->name);
+                                 "'%s' is not the name of its folder", name);
     }
     spec->platform = berth_config_string(root, "platform");
     spec->backend = berth_config_string(root, "backend");
@@ -459,14 +459,11 @@ static enum berth_code map_scheduling(struct mapping *mapping,
     if (berth_config_find(root, "ensemble_scheduling") != NULL ||
         strcmp(spec->platform, "ensemble") == 0) {
         return berth_fail(mapping->err, BERTH_UNSUPPORTED,
-                          "model '%s' is an ensemble (ensemble_scheduling), which is not "
-                          "supported yet",
-                          spec->name);
+                          "it is an ensemble (ensemble_scheduling), which is not supported yet");
     }
     if (berth_config_find(root, "sequence_batching") != NULL) {
         return berth_fail(mapping->err, BERTH_UNSUPPORTED,
-                          "model '%s' uses sequence_batching, which is not supported yet",
-                          spec->name);
+                          "it uses sequence_batching, which is not supported yet");
     }
     if (dynamic == NULL) {
         return BERTH_OK;

@@ -247,14 +247,13 @@ static void job_read(struct berth_repo *repo, struct berth_repo_job *job)
     }
     struct reading *reading = berth_alloc(sizeof(*reading));
     if (reading == NULL) {
-        berth_fail(&job->err, BERTH_UNAVAILABLE, "no memory to read model '%s'", job->name);
+        berth_fail(&job->err, BERTH_UNAVAILABLE, "no memory to read the model");
         return;
     }
     *reading = (struct reading){.repo = repo, .job = job, .name = job->name};
     if (paths_make(reading, &job->err) == BERTH_OK) {
         if (stat(reading->folder, &folder) != 0 || !S_ISDIR(folder.st_mode)) {
-            berth_fail(&job->err, BERTH_NOT_FOUND, "model '%s' is not in the repository",
-                       job->name);
+            berth_fail(&job->err, BERTH_NOT_FOUND, "it is not in the repository");
         } else {
             model_read(reading, &job->err);
         }
@@ -363,7 +362,7 @@ static enum berth_code paths_make(struct reading *reading, struct berth_err *err
                           reading->name);
     int label = snprintf(reading->label, sizeof(reading->label), "%s/" CONFIG_FILE, reading->name);
     if (length < 0 || label < 0 || (size_t)length + BERTH_MODEL_NAME_MAX > PATH_BYTES) {
-        return berth_fail(err, BERTH_INVALID, "the path of model '%s' is too long", reading->name);
+        return berth_fail(err, BERTH_INVALID, "the path of its folder is too long");
     }
     return BERTH_OK;
 }
@@ -372,7 +371,7 @@ static enum berth_code config_load(struct reading *reading, struct berth_err *er
 {
     char path[PATH_BYTES + 16];
     if (reading->job->config_json != NULL) {
-        snprintf(reading->label, sizeof(reading->label), "config given for '%s'", reading->name);
+        snprintf(reading->label, sizeof(reading->label), "%s/config (given)", reading->name);
         return BERTH_OK;
     }
     snprintf(path, sizeof(path), "%s/" CONFIG_FILE, reading->folder);
@@ -409,8 +408,7 @@ static enum berth_code versions_list(struct reading *reading, struct berth_err *
     DIR *folder = opendir(reading->folder);
     struct stat status;
     if (folder == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "cannot read the folder of model '%s': %s",
-                          reading->name, strerror(errno));
+        return berth_fail(err, BERTH_UNAVAILABLE, "cannot read its folder: %s", strerror(errno));
     }
     enum berth_code code = BERTH_OK;
     bool has_config_json = false;
@@ -422,8 +420,8 @@ static enum berth_code versions_list(struct reading *reading, struct berth_err *
             continue;
         }
         if (reading->version_count == BERTH_VERSIONS_MAX) {
-            code = berth_fail(err, BERTH_TOO_LARGE, "model '%s' has more than %d versions",
-                              reading->name, BERTH_VERSIONS_MAX);
+            code = berth_fail(err, BERTH_TOO_LARGE, "it has more than %d versions",
+                              BERTH_VERSIONS_MAX);
             break;
         }
         reading->versions[reading->version_count++] = version;
@@ -448,8 +446,8 @@ static enum berth_code versions_serve(struct reading *reading, struct berth_err 
     bool needs_files = strcmp(spec->engine, "null") != 0;
     if (no_files && needs_files) {
         berth_spec_release(spec);
-        return berth_fail(err, BERTH_INVALID, "model '%s' has no version folder (such as %s/1)",
-                          reading->name, reading->name);
+        return berth_fail(err, BERTH_INVALID, "it has no version folder (such as %s/1)",
+                          reading->name);
     }
     enum berth_code code = BERTH_OK;
     size_t count = reading->version_count == 0 ? 1 : reading->version_count;
@@ -480,8 +478,8 @@ static enum berth_code versions_serve(struct reading *reading, struct berth_err 
     }
     berth_spec_release(spec); /* and with it the policy's array */
     if (code == BERTH_OK && served == 0) {
-        return berth_fail(err, BERTH_INVALID, "model '%s' has none of the versions that its "
-                          "version_policy serves", reading->name);
+        return berth_fail(err, BERTH_INVALID,
+                          "it has none of the versions that its version_policy serves");
     }
     return code;
 }
@@ -518,7 +516,7 @@ static enum berth_code spec_read(struct reading *reading, uint64_t version,
     reading->warned = true;
     struct berth_model_spec *spec = berth_spec_create();
     if (spec == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to read model '%s'", reading->name);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to read the model");
     }
     snprintf(path, sizeof(path), "%s/%llu", reading->folder, (unsigned long long)version);
     spec->version = version;
@@ -528,7 +526,7 @@ static enum berth_code spec_read(struct reading *reading, uint64_t version,
         berth_arena_strdup(&spec->arena, reading->plain ? reading->folder : path);
     enum berth_code code = BERTH_OK;
     if (spec->name == NULL || spec->folder == NULL || spec->folder_version == NULL) {
-        code = berth_fail(err, BERTH_UNAVAILABLE, "no memory to read model '%s'", reading->name);
+        code = berth_fail(err, BERTH_UNAVAILABLE, "no memory to read the model");
     } else {
         code = berth_model_config_read(&config, spec, policy, err);
     }
@@ -591,10 +589,9 @@ static enum berth_code backend_guess(struct berth_model_spec *spec, struct berth
     spec->engine = berth_model_config_engine(spec->backend, spec->platform);
     if (spec->engine[0] == '\0') {
         return berth_fail(err, BERTH_INVALID,
-                          "what runs model '%s' cannot be told: no backend or platform in its "
-                          "config, no model.onnx and no model_type in a config.json, nor "
-                          "architectures that are known",
-                          spec->name);
+                          "what runs it cannot be told: no backend or platform in its config, no "
+                          "model.onnx and no model_type in a config.json, nor architectures that "
+                          "are known");
     }
     return BERTH_OK;
 }
@@ -699,7 +696,7 @@ static enum berth_code found_add(struct berth_repo_job *job, const char *name, u
                                     (job->found_count + 1) * sizeof(*grown));
     if (grown == NULL) {
         berth_free(copy);
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to read model '%s'", name);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory to read a model");
     }
     job->found = grown;
     *out = &grown[job->found_count++];

@@ -203,6 +203,7 @@ static void lose(struct berth_copy *copy)
         berth_model_set_state(runtime->model, BERTH_STATE_EVICTING, err.msg);
         if (runtime->keep && !copy->sched->closing &&
             berth_runtime_load(runtime, berth_spec_retain(copy->spec), &err) != BERTH_OK) {
+            berth_sched_name_failure(&err, runtime->model->name);
             berth_log_err(BERTH_LOG_ERROR, "sched", 0, &err);
         }
     }

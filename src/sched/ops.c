@@ -164,6 +164,7 @@ void berth_op_load(struct berth_op *op, struct berth_runtime *runtime,
     if (berth_runtime_load(runtime, spec, &err) == BERTH_OK) {
         berth_op_wait(op, runtime);
     } else {
+        berth_sched_name_failure(&err, runtime->model->name);
         berth_op_fail(op, &err);
     }
 }
@@ -314,6 +315,7 @@ static void load_listed(struct berth_op *op, const char *name, bool ensure)
             struct berth_runtime *runtime = berth_runtime_of(op->sched, models[i]);
             if (runtime == NULL) {
                 (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
+                berth_sched_name_failure(&err, models[i]->name);
                 berth_op_fail(op, &err);
             } else if (ensure) {
                 ensure_one(op, models[i]);

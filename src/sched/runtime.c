@@ -20,8 +20,6 @@ static void answer_waiting(struct berth_runtime *runtime, const struct berth_err
 static void refuse(struct berth_ticket *ticket, enum berth_code code, uint32_t retry_ms,
                    const char *text);
 static void try_after(struct berth_runtime *runtime, const struct berth_err *err);
-static void fail_load(struct berth_err *err, enum berth_code code, const char *name,
-                      const char *why);
 static bool is_wanted(const struct berth_runtime *runtime);
 
 struct berth_runtime *berth_runtime_of(struct berth_sched *sched, struct berth_model *model)
@@ -53,11 +51,22 @@ enum berth_code berth_runtime_judge(struct berth_model *model, uint64_t now_ns,
         return BERTH_OK;
     }
     berth_model_reason(model, reason, sizeof(reason));
-    fail_load(err, BERTH_UNAVAILABLE, model->name, reason);
+    (void)berth_fail(err, BERTH_UNAVAILABLE, "%s", reason);
+    berth_sched_name_failure(err, model->name);
     if (err != NULL && t_retry_ns != UINT64_MAX) {
         err->retry_after_ms = berth_retry_ms(1, t_retry_ns - now_ns);
     }
     return BERTH_UNAVAILABLE;
+}
+
+void berth_sched_name_failure(struct berth_err *err, const char *model)
+{
+    struct berth_err named;
+    if (err != NULL) {
+        (void)berth_fail(&named, err->code, "model '%.80s' could not be loaded: %s", model,
+                         err->msg);
+        memcpy(err->msg, named.msg, sizeof(err->msg));
+    }
 }
 
 enum berth_code berth_runtime_load(struct berth_runtime *runtime, struct berth_model_spec *spec,
@@ -98,6 +107,7 @@ void berth_runtime_want(struct berth_ticket *ticket)
             return;
         }
         if (berth_runtime_load(runtime, berth_model_spec(model), &err) != BERTH_OK) {
+            berth_sched_name_failure(&err, model->name);
             refuse(ticket, err.code, berth_retry_ms(1, 0), err.msg);
             return;
         }
@@ -106,8 +116,8 @@ void berth_runtime_want(struct berth_ticket *ticket)
     berth_runtime_rejoin(runtime);
     if (sched->options.cold_wait_ns == 0) {
         runtime->promised = true;
-        refuse(ticket, BERTH_UNAVAILABLE, berth_runtime_predict_ms(runtime),
-               "the model is loading");
+        (void)berth_fail(&err, BERTH_UNAVAILABLE, "model '%s' is still loading", model->name);
+        refuse(ticket, err.code, berth_runtime_predict_ms(runtime), err.msg);
         return;
     }
     ticket->state = BERTH_TICKET_WAITING;
@@ -202,10 +212,10 @@ void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err 
 {
     struct berth_model *model = runtime->model;
     struct berth_sched *sched = runtime->sched;
-    struct berth_err out = {0};
+    struct berth_err out = *err;
     runtime->promised = false;
-    fail_load(&out, err->code, model->name, err->msg);
-    out.retry_after_ms = err->retry_after_ms;
+    out.field = NULL; /* the request's fields are not at fault */
+    berth_sched_name_failure(&out, model->name);
     if (!refused) { /* R9 */
         uint32_t doublings = runtime->failures < BACKOFF_DOUBLINGS_MAX ? runtime->failures
                                                                        : BACKOFF_DOUBLINGS_MAX;
@@ -337,26 +347,6 @@ static void try_after(struct berth_runtime *runtime, const struct berth_err *err
         berth_ops_settle(runtime, err);
     } else if (berth_runtime_load(runtime, spec, &fault) != BERTH_OK) {
         berth_ops_settle(runtime, &fault);
-    }
-}
-
-/* An engine's error tells of which model it is; here that has been said. */
-static void fail_load(struct berth_err *err, enum berth_code code, const char *name,
-                      const char *why)
-{
-    char told[BERTH_MODEL_NAME_MAX + 16];
-    int length = snprintf(told, sizeof(told), "model '%s'", name);
-    const char *said = strstr(why, told);
-    const char *rest = said == NULL ? "" : said + length;
-    if (said == why && (strncmp(rest, ": ", 2) == 0 || strncmp(rest, " on ", 4) == 0)) {
-        (void)berth_fail(err, code, "model '%.80s' could not be loaded%.140s", name, rest);
-    } else if (said == why) {
-        (void)berth_fail(err, code, "model '%.80s' could not be loaded: it%.140s", name, rest);
-    } else if (said != NULL && said - why > 4 && strncmp(said - 4, " of ", 4) == 0) {
-        (void)berth_fail(err, code, "model '%.80s' could not be loaded: %.*s%.130s", name,
-                         (int)(said - 4 - why), why, rest);
-    } else {
-        (void)berth_fail(err, code, "model '%.80s' could not be loaded: %.130s", name, why);
     }
 }
 

@@ -56,6 +56,9 @@ static void deliver_job(struct berth_post *post)
     struct berth_op *op = BERTH_CONTAINER_OF(job, struct berth_op, job);
     op->job_out = false;
     if (job->err.code != BERTH_OK) {
+        if (op->kind == BERTH_ADMIN_LOAD) {
+            berth_sched_name_failure(&job->err, op->admin->name);
+        }
         berth_op_fail(op, &job->err);
         if (op->admin == NULL) {
             berth_log_err(BERTH_LOG_ERROR, "repo", 0, &job->err);
@@ -179,12 +182,14 @@ static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
                          struct berth_model *known, struct berth_runtime *in_use)
 {
     struct berth_err err = {0};
+    struct berth_err named = found->err;
     struct berth_model *model = NULL;
+    berth_sched_name_failure(&named, found->name);
     if (is_news(known, &found->err)) {
-        berth_log_err(BERTH_LOG_WARN, "repo", 0, &found->err);
+        berth_log_err(BERTH_LOG_WARN, "repo", 0, &named);
     }
     if (op->kind == BERTH_ADMIN_LOAD) {
-        berth_op_fail(op, &found->err);
+        berth_op_fail(op, &named);
     }
     /* UNAVAILABLE (no memory, no descriptors) and a client's own config say nothing about the
      * files: what was known of them stays. */
@@ -271,6 +276,7 @@ static void apply_cold(struct berth_op *op, struct berth_repo_found *found,
         struct berth_runtime *runtime = berth_runtime_of(sched, put);
         if (runtime == NULL) {
             (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
+            berth_sched_name_failure(&err, put->name);
             berth_op_fail(op, &err);
         } else {
             if (!same) {

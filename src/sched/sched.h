@@ -109,6 +109,9 @@ void berth_sched_cancel(struct berth_sched *sched, struct berth_request *request
 enum berth_code berth_sched_judge(struct berth_sched *sched, struct berth_model *model,
                                   uint64_t t_deadline_ns, struct berth_err *err) BERTH_MUST_USE;
 void berth_sched_admin(struct berth_sched *sched, struct berth_admin *admin); /* any thread */
+/* Puts "model 'NAME' could not be loaded: " before err's text, for whoever asked (S18). NULL is
+ * fine. Any thread. */
+void berth_sched_name_failure(struct berth_err *err, const char *model);
 /* Any thread: readiness off; requests are still served. */
 void berth_sched_set_ready(struct berth_sched *sched, bool ready);
 void berth_sched_stats(struct berth_sched *sched, struct berth_sched_stats *out); /* any thread */

@@ -179,6 +179,7 @@ static void load_kept(struct berth_timer *timer)
     struct berth_err err = {0};
     if (runtime->current == NULL && runtime->next == NULL &&
         berth_runtime_load(runtime, berth_model_spec(runtime->model), &err) != BERTH_OK) {
+        berth_sched_name_failure(&err, runtime->model->name);
         berth_log_err(BERTH_LOG_ERROR, "sched", 0, &err);
     }
 }

@@ -52,8 +52,7 @@ static void deliver_load(struct berth_host_job *job)
     job->msg.kind = BERTH_WORKER_LOAD;
     if (job->msg.err.code == BERTH_OK && !as_expected(job)) {
         (void)berth_fail(&job->msg.err, BERTH_UNAVAILABLE,
-                         "the files of model '%s' have changed since they were described",
-                         job->msg.spec->name);
+                         "its files have changed since they were described");
     }
     if (job->msg.err.code == BERTH_OK && !job->host->ended) {
         berth_host_dispatch(job);

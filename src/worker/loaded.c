@@ -49,8 +49,8 @@ enum berth_code berth_loaded_describe(const struct berth_engine_ops *engine,
                                       struct berth_model_spec *spec, struct berth_err *err)
 {
     if (engine == NULL) {
-        return berth_fail(err, BERTH_UNSUPPORTED, "model '%s' needs engine '%s', which this build "
-                          "does not have", spec->name,
+        return berth_fail(err, BERTH_UNSUPPORTED,
+                          "it needs engine '%s', which this build does not have",
                           spec->engine == NULL ? "" : spec->engine);
     }
     if (spec->completed) {
@@ -110,8 +110,8 @@ void berth_loaded_destroy(struct berth_loaded *loaded)
 void berth_loaded_run(struct berth_loaded *loaded, struct berth_worker_msg *msg)
 {
     if (msg->instance >= loaded->instance_count) {
-        (void)berth_fail(&msg->err, BERTH_INTERNAL, "model '%s' has no instance %" PRIu32,
-                         loaded->spec->name, msg->instance);
+        (void)berth_fail(&msg->err, BERTH_INTERNAL, "the model has no instance %" PRIu32,
+                         msg->instance);
     } else if (msg->kind == BERTH_WORKER_STEP) {
         run_step(loaded, msg);
     } else {
@@ -147,8 +147,7 @@ static enum berth_code check_wanted(const struct berth_worker_msg *msg, struct b
     if (!atomic_load_explicit(&msg->unwanted, memory_order_relaxed)) {
         return BERTH_OK;
     }
-    return berth_fail(err, BERTH_CANCELLED, "nobody waits for model '%s' any more",
-                      msg->spec->name);
+    return berth_fail(err, BERTH_CANCELLED, "nobody waits for it any more");
 }
 
 static enum berth_code load_weights(struct berth_loaded *loaded, struct berth_err *err)

@@ -197,7 +197,7 @@ static void says_what_a_config_has_wrong(void **state)
         const char *message;
     } cases[] = {
         {"name: m", BERTH_INVALID, "m/config.pbtxt:1:1: 'name' must be a string in quotes"},
-        {"name: 'other'", BERTH_INVALID, ":1:1: the model is called 'other', its folder 'm'"},
+        {"name: 'other'", BERTH_INVALID, ":1:1: 'other' is not the name of its folder"},
         {"name: 'm' name: 'm'", BERTH_INVALID, ":1:11: 'name' is given a second time"},
         {"\n  max_batch_size: 'x'", BERTH_INVALID, ":2:3: 'max_batch_size' must be a whole number"},
         {"max_batch_size: 1.5", BERTH_INVALID, "must be a whole number"},
@@ -615,7 +615,7 @@ static void reads_json_configs(void **state)
         {"{\"input\": [[]]}", "'input' has the wrong type"},
         {"{\"input\": [null]}", "no name"},
         {"{\"parameters\": {\"a\": \"b\"}}", "'value' must be fields in braces"},
-        {"{\"name\": \"n\"}", "the model is called 'n'"},
+        {"{\"name\": \"n\"}", "'n' is not the name of its folder"},
         {"{\"name\": \"m\", \"name\": \"m\"}", "duplicate"},
         {"{\"input\": [{\"name\": \"I\", \"data_type\": \"FP32\"}]}", "cannot be 'FP32'"},
     };

@@ -322,7 +322,7 @@ static void reads_one_model(void **state)
     assert_int_equal(job.err.code, BERTH_OK);
     assert_null(job.found[0].spec);
     assert_int_equal(job.found[0].err.code, BERTH_INVALID);
-    assert_non_null(strstr(job.found[0].err.msg, "config given for 'm'"));
+    assert_non_null(strstr(job.found[0].err.msg, "m/config (given)"));
     berth_repo_job_finish(&job);
 
     read_one("absent", NULL, &job);

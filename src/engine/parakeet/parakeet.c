@@ -162,9 +162,9 @@ static enum berth_code read_languages(const struct berth_model_spec *spec,
         }
         if (berth_language_name(code) == NULL) {
             return berth_fail(err, BERTH_INVALID,
-                              "parameter 'languages' of model '%s' is '%.100s'; it takes codes "
-                              "such as en, with commas between",
-                              spec->name, text);
+                              "parameter 'languages' is '%.100s'; it takes codes such as en, with "
+                              "commas between",
+                              text);
         }
         at += length;
         if (*at == '\0') {
@@ -172,8 +172,7 @@ static enum berth_code read_languages(const struct berth_model_spec *spec,
         }
     }
     *out = berth_strdup(text);
-    return *out == NULL ? berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name)
-                        : BERTH_OK;
+    return *out == NULL ? berth_fail(err, BERTH_UNAVAILABLE, "no memory for the model") : BERTH_OK;
 }
 
 /* Of windows of so many seconds in a run. A recording has one at a time in a run on a CPU, and on a
@@ -276,8 +275,7 @@ static enum berth_code find_ops(const struct berth_model_spec *spec,
     *out = berth_parakeet_backend(device_name());
     return *out != NULL ? BERTH_OK
                         : berth_fail(err, BERTH_UNSUPPORTED,
-                                     "this build runs no Parakeet on %s (model '%s')",
-                                     device_name(), spec->name);
+                                     "this build runs no Parakeet on %s", device_name());
 }
 
 /* The model's config, of which this process' device can run what it says. */
@@ -294,8 +292,7 @@ static enum berth_code find_config(const struct berth_model_spec *spec,
                                         device_name(), out, &why);
     }
     return code == BERTH_OK ? BERTH_OK
-                            : berth_fail(err, code, "model '%s' on %s: %s", spec->name,
-                                         device_name(), why.msg);
+                            : berth_fail(err, code, "on %s: %s", device_name(), why.msg);
 }
 
 static enum berth_code describe(struct berth_model_spec *spec, struct berth_err *err)
@@ -340,8 +337,7 @@ static enum berth_code weights_load(const struct berth_model_spec *spec, struct 
     const struct berth_parakeet_ops *ops = NULL;
     BERTH_TRY(find_config(spec, &ops, &config, err));
     if (span.address == NULL || span.bytes < berth_parakeet_weights_bytes(&config, ops->element)) {
-        return berth_fail(err, BERTH_INTERNAL, "the weights of model '%s' have no room",
-                          spec->name);
+        return berth_fail(err, BERTH_INTERNAL, "its weights have no room");
     }
     return ops->weights_load(device_name(), &config, spec->folder_version, span.address, err);
 }
@@ -395,7 +391,7 @@ static enum berth_code model_attach(const struct berth_model_spec *spec, struct 
     struct berth_engine_model *model = berth_alloc(sizeof(*model));
     enum berth_code code = BERTH_OK;
     if (model == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the model");
     }
     pthread_mutex_init(&model->mu, NULL);
     code = find_config(spec, &model->ops, &model->config, err);
@@ -411,7 +407,7 @@ static enum berth_code model_attach(const struct berth_model_spec *spec, struct 
         code = read_languages(spec, &model->config, &model->languages, err);
     }
     if (code == BERTH_OK && (weights.address == NULL || weights.bytes < model->weight_bytes)) {
-        code = berth_fail(err, BERTH_INTERNAL, "model '%s' came without its weights", spec->name);
+        code = berth_fail(err, BERTH_INTERNAL, "it came without its weights");
     }
     if (code != BERTH_OK) {
         model_detach(model);
@@ -440,6 +436,11 @@ static uint64_t model_bytes(const struct berth_engine_model *model)
 {
     return model->bytes + atomic_load(&model->instance_bytes) + /* weights are the lender's */
            atomic_load(&model->preparer.bytes);
+}
+
+static void model_watch(struct berth_engine_model *model, struct berth_engine_watch *watch)
+{
+    model->preparer.watch = watch;
 }
 
 static uint32_t slots(const struct berth_engine_model *model)
@@ -1042,6 +1043,7 @@ const struct berth_engine_ops berth_engine_parakeet = {
     .model_attach = model_attach,
     .model_detach = model_detach,
     .model_bytes = model_bytes,
+    .model_watch = model_watch,
     .instance_create = instance_create,
     .instance_destroy = instance_destroy,
     .admit = admit,

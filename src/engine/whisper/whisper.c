@@ -115,7 +115,7 @@ static enum berth_code model_attach(const struct berth_model_spec *spec, struct 
     struct berth_engine_model *model = berth_alloc(sizeof(*model));
     enum berth_code code = BERTH_OK;
     if (model == NULL) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for model '%s'", spec->name);
+        return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the model");
     }
     model->slot_count = SLOTS_DEFAULT;
     code = berth_speech_slots(spec, SLOTS_MAX, &model->slot_count, err);
@@ -174,7 +174,7 @@ static enum berth_code load_tokens(const struct berth_model_spec *spec, struct b
     char path[PATH_BYTES_MAX];
     if (snprintf(path, sizeof(path), "%s/tokenizer.json", spec->folder_version) >=
         (int)sizeof(path)) {
-        return berth_fail(err, BERTH_INVALID, "the path of model '%s' is too long", spec->name);
+        return berth_fail(err, BERTH_INVALID, "the path of tokenizer.json is too long");
     }
     return berth_tokens_load(path, out, err);
 }
