@@ -2,15 +2,13 @@
  *
  * SIGTERM or SIGINT: readiness off; --drain-delay passes while requests are still taken (load
  * balancers need that time to see it); then no new connection, running requests end, at most
- * --drain-timeout; exit 0. A second signal ends the process at once.
+ * --drain-timeout; exit 0. A second signal, a second or more later, ends the process at once.
  */
 #include <inttypes.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "api/api.h"
@@ -18,6 +16,7 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/stack.h"
+#include "cli/stop.h"
 #include "net/http.h"
 
 #define ADDRESS_MAX 300
@@ -32,7 +31,7 @@ struct server {
     const char **listen; /* owned; --listen, and what --triton-ports adds */
     size_t listen_count;
     char metrics_address[ADDRESS_MAX];
-    int signals;
+    struct berth_stop stop;
 };
 
 static enum berth_code start(const struct berth_config *config, struct server *server,
@@ -45,33 +44,28 @@ static enum berth_code start_http(const struct berth_config *config, struct serv
 static void finish(struct server *server);
 static void drain(const struct berth_config *config, struct server *server);
 static bool wait_exchanges(struct server *server, uint64_t ns);
-static bool wait_signal(int signals, uint64_t ns);
 static void end_now(void);
-static void let_signals_end(const sigset_t *mask);
 static void say_hello(const struct berth_config *config, struct server *server);
 static void raise_descriptor_limit(void);
 
 int berth_cli_serve(const struct berth_config *config)
 {
-    struct server server = {.signals = -1};
+    struct server server = {0};
     struct berth_err err = {0};
-    sigset_t mask;
-    sigemptyset(&mask);
-    sigaddset(&mask, SIGTERM);
-    sigaddset(&mask, SIGINT);
     signal(SIGPIPE, SIG_IGN);
-    /* Before any thread starts, so that all inherit it and only the descriptor below gets them. */
-    pthread_sigmask(SIG_BLOCK, &mask, NULL);
-    server.signals = signalfd(-1, &mask, SFD_CLOEXEC);
+    bool watched = berth_stop_init(&server.stop); /* before any thread starts */
     raise_descriptor_limit();
-    if (start(config, &server, &err) != BERTH_OK) {
+    if (!watched) {
+        (void)berth_fail(&err, BERTH_INTERNAL, "cannot watch for signals");
+    }
+    if (!watched || start(config, &server, &err) != BERTH_OK) {
         finish(&server);
         return berth_cli_fail_models(config, &err);
     }
     say_hello(config, &server);
-    wait_signal(server.signals, UINT64_MAX);
+    berth_stop_wait_first(&server.stop);
     drain(config, &server);
-    let_signals_end(&mask);
+    berth_stop_let_end(&server.stop); /* a load under way cannot be hurried */
     finish(&server);
     berth_log_info("serve", 0, "stopped");
     return 0;
@@ -80,9 +74,6 @@ int berth_cli_serve(const struct berth_config *config)
 static enum berth_code start(const struct berth_config *config, struct server *server,
                              struct berth_err *err)
 {
-    if (server->signals < 0) {
-        return berth_fail(err, BERTH_INTERNAL, "cannot watch for signals");
-    }
     BERTH_TRY(check_options(config, err));
     BERTH_TRY(name_addresses(config, server, err));
     BERTH_TRY(berth_stack_start(config, &server->stack, err));
@@ -187,9 +178,7 @@ static void finish(struct server *server)
     berth_stack_finish(&server->stack);
     berth_api_destroy(server->api);
     berth_free(server->listen);
-    if (server->signals >= 0) {
-        close(server->signals);
-    }
+    berth_stop_finish(&server->stop);
 }
 
 static void drain(const struct berth_config *config, struct server *server)
@@ -197,7 +186,7 @@ static void drain(const struct berth_config *config, struct server *server)
     berth_log_info("serve", 0, "draining delay_ms=%" PRIu64 " timeout_ms=%" PRIu64,
                    config->drain_delay / BERTH_NS_PER_MS, config->drain_timeout / BERTH_NS_PER_MS);
     berth_sched_set_ready(server->stack.sched, false);
-    if (config->drain_delay > 0 && wait_signal(server->signals, config->drain_delay)) {
+    if (config->drain_delay > 0 && berth_stop_wait_another(&server->stop, config->drain_delay)) {
         end_now();
     }
     berth_http_stop_accepting(server->http);
@@ -219,24 +208,11 @@ static bool wait_exchanges(struct server *server, uint64_t ns)
         if (berth_clock_now_ns() >= t_end_ns) {
             return false;
         }
-        if (wait_signal(server->signals, EXCHANGES_POLL_MS * BERTH_NS_PER_MS)) {
+        if (berth_stop_wait_another(&server->stop, EXCHANGES_POLL_MS * BERTH_NS_PER_MS)) {
             end_now();
         }
     }
     return true;
-}
-
-/* true: a signal came; false: the time is over. */
-static bool wait_signal(int signals, uint64_t ns)
-{
-    struct pollfd fd = {.fd = signals, .events = POLLIN};
-    struct timespec time = {.tv_sec = (time_t)(ns / BERTH_NS_PER_S),
-                            .tv_nsec = (long)(ns % BERTH_NS_PER_S)};
-    struct signalfd_siginfo info;
-    while (ppoll(&fd, 1, ns == UINT64_MAX ? NULL : &time, NULL) < 0) {
-        /* interrupted: wait again */
-    }
-    return (fd.revents & POLLIN) != 0 && read(signals, &info, sizeof(info)) == sizeof(info);
 }
 
 static void end_now(void)
@@ -244,21 +220,6 @@ static void end_now(void)
     berth_log_warn("serve", 0, "second signal: ending at once");
     berth_log_flush();
     _exit(1);
-}
-
-/* The end waits for loads under way, which nobody can hurry: a second signal ends that too. */
-static void on_second_signal(int number)
-{
-    (void)number;
-    _exit(1);
-}
-
-static void let_signals_end(const sigset_t *mask)
-{
-    struct sigaction action = {.sa_handler = on_second_signal};
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGINT, &action, NULL);
-    pthread_sigmask(SIG_UNBLOCK, mask, NULL);
 }
 
 static void say_hello(const struct berth_config *config, struct server *server)

@@ -24,6 +24,7 @@ SOAK = os.environ.get("BERTH_SOAK", "") not in ("", "0")
 # Machines that build and test at once stand still for seconds: what is waited for comes, and only what
 # never comes takes this long.
 PATIENCE_S = 60
+ECHO_S = 1.1  # a signal that comes less than 1 s after the first is the same stop
 
 
 def wait_until(holds, says=lambda: "it does not come", seconds=PATIENCE_S):
@@ -126,6 +127,10 @@ class Berth:
                 return True
 
         wait_until(refused, lambda: "it still listens")
+
+    def wait_no_echo(self):
+        """After the first signal was seen to be taken: until a further one is not of the same stop."""
+        time.sleep(ECHO_S)
 
     def logged(self):
         """What it wrote to standard error until now, unless that is elsewhere."""

@@ -3,6 +3,7 @@
 import concurrent.futures
 import hashlib
 import json
+import os
 import signal
 
 import pytest
@@ -170,8 +171,25 @@ def test_second_signal_ends_at_once(slow_models, serve):
     server = serve(slow_models, "--drain-delay", "600s")
     server.process.send_signal(signal.SIGTERM)
     server.wait_metric("berth_ready", 0)
+    server.wait_no_echo()
     assert server.alive()
     server.stop(expect=1)
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM, signal.SIGTERM], [signal.SIGINT, signal.SIGTERM],
+                                     [signal.SIGINT] * 3])
+def test_signals_at_once_are_one_stop(slow_models, serve, signals):
+    server = serve(slow_models)
+    with asking(server, "/v2/models/slow/infer") as running:
+        server.wait_metric("berth_accepted_requests_total", 1)
+        server.process.send_signal(signal.SIGSTOP)  # else a busy machine could take a second between them
+        assert os.WIFSTOPPED(os.waitpid(server.pid, os.WUNTRACED)[1])
+        for number in signals:
+            server.process.send_signal(number)
+        server.process.send_signal(signal.SIGCONT)
+        assert read_head(running).startswith(b"HTTP/1.1 200")
+    assert server.process.wait(PATIENCE_S) == 0
+    assert "second signal" not in server.logged()
 
 
 SMUGGLING = [

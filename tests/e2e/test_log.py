@@ -89,7 +89,8 @@ def test_the_end_does_not_wait_for_a_reader(serve, null_models, stuck, signals):
     os.close(stuck.write_end)
     if signals == 2:
         server.process.send_signal(signal.SIGTERM)
-        server.wait_metric("berth_ready", 0)  # else both may be seen as one
+        server.wait_metric("berth_ready", 0)
+        server.wait_no_echo()
     server.stop(expect=signals - 1)
 
 

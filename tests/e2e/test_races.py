@@ -392,7 +392,7 @@ def test_a_second_signal_ends_a_long_load_too(tmp_path, serve):
         wait_loading(server)
         server.process.send_signal(signal.SIGTERM)
         server.wait_closed()
-        time.sleep(0.6)
+        server.wait_no_echo()
         assert server.alive()  # it waits for the load
         server.stop(expect=1)
 
