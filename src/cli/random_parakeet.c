@@ -68,7 +68,10 @@ static const struct shape shapes[] = {
                 .prediction_layers = 2,
                 .durations = {0, 1, 2, 3, 4},
                 .duration_count = 5,
-                .symbols_max = 10}},
+                .symbols_max = 10,
+                .fft = 512,
+                .window = 400,
+                .preemphasis = 0.97F}},
     {.name = "nano",
      .config = {.head = BERTH_PARAKEET_TDT,
                 .mels = 128,
@@ -85,7 +88,10 @@ static const struct shape shapes[] = {
                 .prediction_layers = 2,
                 .durations = {0, 1, 2, 3, 4},
                 .duration_count = 5,
-                .symbols_max = 10}},
+                .symbols_max = 10,
+                .fft = 512,
+                .window = 400,
+                .preemphasis = 0.97F}},
 };
 
 static const struct law laws[] = {
@@ -144,20 +150,25 @@ static void decoder_adjust(const struct berth_parakeet_config *config,
 enum berth_code berth_random_parakeet_write(const char *folder, const char *shape, uint64_t seed,
                                             struct berth_err *err)
 {
-    const struct shape *found = NULL;
-    for (size_t i = 0; i < BERTH_COUNT_OF(shapes); i++) {
-        if (strcmp(shape, shapes[i].name) == 0) {
-            found = &shapes[i];
-        }
-    }
-    if (found == NULL) {
+    const struct berth_parakeet_config *config = berth_random_parakeet_config(shape);
+    if (config == NULL) {
         return berth_cli_misuse(err, "there is no shape '%.32s': 0.6b, nano", shape);
     }
     if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
         return berth_fail(err, BERTH_UNAVAILABLE, "cannot make %s: %s", folder, strerror(errno));
     }
-    BERTH_TRY(texts_write(folder, &found->config, err));
-    return weights_write(folder, &found->config, seed, err);
+    BERTH_TRY(texts_write(folder, config, err));
+    return weights_write(folder, config, seed, err);
+}
+
+const struct berth_parakeet_config *berth_random_parakeet_config(const char *shape)
+{
+    for (size_t i = 0; i < BERTH_COUNT_OF(shapes); i++) {
+        if (strcmp(shape, shapes[i].name) == 0) {
+            return &shapes[i].config;
+        }
+    }
+    return NULL;
 }
 
 /* --- the JSON files --- */
@@ -232,11 +243,11 @@ static void preprocessor_text(const struct berth_parakeet_config *config, struct
 {
     berth_buf_printf(out,
                      "{\n  \"feature_extractor_type\": \"ParakeetFeatureExtractor\",\n"
-                     "  \"feature_size\": %u,\n  \"hop_length\": 160,\n  \"n_fft\": 512,\n"
-                     "  \"win_length\": 400,\n  \"preemphasis\": 0.97,\n"
+                     "  \"feature_size\": %u,\n  \"hop_length\": 160,\n  \"n_fft\": %u,\n"
+                     "  \"win_length\": %u,\n  \"preemphasis\": %.2f,\n"
                      "  \"sampling_rate\": 16000,\n  \"padding_side\": \"right\",\n"
                      "  \"padding_value\": 0.0,\n  \"return_attention_mask\": true\n}\n",
-                     config->mels);
+                     config->mels, config->fft, config->window, (double)config->preemphasis);
 }
 
 /* Three special tokens, the alphabet, then syllables of a consonant and a vowel, and of two such;

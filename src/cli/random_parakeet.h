@@ -10,10 +10,13 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "engine/parakeet/parakeet_config.h"
 
 /* shape: "0.6b" (parakeet-tdt-0.6b-v2: 617.8 M parameters, 1.24 GB) or "nano". The folder is made
  * if it is not there; files of the same names in it are replaced. */
 enum berth_code berth_random_parakeet_write(const char *folder, const char *shape, uint64_t seed,
                                             struct berth_err *err) BERTH_MUST_USE;
+/* What its config.json says, without biases; NULL: there is no such shape. */
+const struct berth_parakeet_config *berth_random_parakeet_config(const char *shape);
 
 #endif

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "cli/random_parakeet.h"
 #include "engine/parakeet/cuda/linear_key.c"
 #include "engine/parakeet/cuda/product_tiles.c"
 #include "engine/parakeet/encoder.h"
@@ -20,25 +21,8 @@ static const struct berth_parakeet_cuda_tile tiles[] = {
 
 #define TILES ((uint32_t)(sizeof(tiles) / sizeof(tiles[0])))
 
-/* As parakeet-tdt-0.6b-v3, with few layers. */
-static const struct berth_parakeet_config large = {
-    .head = BERTH_PARAKEET_TDT,
-    .mels = 128,
-    .hidden = 1024,
-    .heads = 8,
-    .head_dim = 128,
-    .layers = 2,
-    .inner = 4096,
-    .kernel = 9,
-    .channels = 256,
-    .vocabulary = 8193,
-    .blank = 8192,
-    .prediction = 640,
-    .prediction_layers = 2,
-    .durations = {0, 1, 2, 3, 4},
-    .duration_count = 5,
-    .symbols_max = 10,
-};
+/* As parakeet-tdt-0.6b, with few layers; main fills it. */
+static struct berth_parakeet_config large;
 
 /* --- tiles --- */
 
@@ -507,5 +491,7 @@ int main(void)
         cmocka_unit_test(test_well_formed),   cmocka_unit_test(test_sum_factor),
         cmocka_unit_test(test_prepared_is_asked), cmocka_unit_test(test_large_is_taken),
         cmocka_unit_test(test_features_grow)};
+    large = *berth_random_parakeet_config("0.6b");
+    large.layers = 2;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
