@@ -548,15 +548,6 @@ static void time_all(struct bench *b)
     }
 }
 
-/* Whether any variant is likely for a product that all take: not in a build without 90a. */
-static bool compiled(struct bench *b)
-{
-    static const struct berth_parakeet_linear linear = {.in = 1024, .out = 1024};
-    const struct berth_parakeet_linear_call call = {.linear = &linear, .scale = 1, .n = 1024};
-    uint32_t variants[BERTH_PARAKEET_CUDA_PRODUCT90_MAX];
-    return berth_parakeet_cuda_product90_list(b->device, &call, variants) > 0;
-}
-
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "both";
@@ -575,7 +566,7 @@ int main(int argc, char **argv)
         b.gpu->close(b.device);
         return 0;
     }
-    if (!compiled(&b)) {
+    if (!berth_parakeet_cuda_product90_here(b.device)) {
         printf("FAIL  this build has no products of its own (gpu_targets: 90a)\n");
         b.gpu->close(b.device);
         return 1;

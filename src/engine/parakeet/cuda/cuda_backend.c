@@ -149,9 +149,6 @@ static void device_close(struct berth_parakeet_device *device)
     if (device->features_close != NULL) {
         device->features_close(device);
     }
-    if (device->decode_close != NULL) {
-        device->decode_close(device);
-    }
     berth_parakeet_cuda_drop(device);
     if (device->blas != NULL) {
         (void)cublasLtDestroy(device->blas);

@@ -50,13 +50,12 @@ struct berth_parakeet_device {
     bool recording;          /* the stream is being captured, mode relaxed */
     uint64_t recording_key;
     uint64_t play_count;
-    uint64_t kept_bytes;     /* the workspace, and what features.cu and decode.cu keep */
+    uint64_t kept_bytes;     /* the workspace, and what features.cu keeps */
     struct berth_parakeet_cuda_graph graphs[BERTH_PARAKEET_CUDA_GRAPHS_MAX];
-    /* What features.cu and decode.cu keep on the device from call to call (tables, a second
-     * stream), made at their first call; close calls the two functions if they are set. */
-    void *features_kept, *decode_kept;
+    /* What features.cu keeps on the device from call to call, and how it is ended; NULL: nothing
+     * yet. */
+    void *features_kept;
     void (*features_close)(struct berth_parakeet_device *device);
-    void (*decode_close)(struct berth_parakeet_device *device);
 };
 
 /* Remembers the first failure; cudaSuccess is fine and remembers nothing. */

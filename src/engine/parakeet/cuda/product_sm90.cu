@@ -548,9 +548,15 @@ static struct berth_parakeet_cuda_product product_of(const struct berth_parakeet
     return {call->n, call->linear->in, call->linear->out};
 }
 
+/* What the device must be, whatever this build has. */
+static bool device_suits(const struct berth_parakeet_device *device)
+{
+    return device->capability == 90 && SHARED_BYTES <= (uint32_t)device->shared_bytes_max &&
+           encoder() != NULL;
+}
+
 /* Whether there is a kernel for it, whatever the tile. */
-static bool suits(const struct berth_parakeet_device *device,
-                  const struct berth_parakeet_linear_call *call)
+static bool call_suits(const struct berth_parakeet_linear_call *call)
 {
     const struct berth_parakeet_linear *linear = call->linear;
     const uintptr_t pointers = (uintptr_t)call->in | (uintptr_t)call->out |
@@ -558,8 +564,7 @@ static bool suits(const struct berth_parakeet_device *device,
                                (uintptr_t)linear->bias;
     const bool form = call->stream ? call->activation == BERTH_PARAKEET_NONE
                                    : call->residual == NULL && call->scale == 1.0f;
-    return device->capability == 90 && form && linear->scale == NULL && pointers % 16 == 0 &&
-           SHARED_BYTES <= (uint32_t)device->shared_bytes_max && encoder() != NULL;
+    return form && linear->scale == NULL && pointers % 16 == 0;
 }
 
 static bool args_make(const struct berth_parakeet_linear_call *call,
@@ -584,6 +589,11 @@ static bool args_make(const struct berth_parakeet_linear_call *call,
             describe(&args->out, call->out, {call->n, linear->out}, {CHUNK, chunk}));
 }
 
+bool berth_parakeet_cuda_product90_here(const struct berth_parakeet_device *device)
+{
+    return device_suits(device) && compiled();
+}
+
 uint32_t berth_parakeet_cuda_product90_count(void)
 {
     return VARIANTS;
@@ -599,12 +609,11 @@ uint32_t berth_parakeet_cuda_product90_list(const struct berth_parakeet_device *
                                             uint32_t *out)
 {
     const struct berth_parakeet_cuda_product product = product_of(call);
-    if (!suits(device, call)) {
+    if (!call_suits(call) || !berth_parakeet_cuda_product90_here(device)) {
         return 0;
     }
-    const uint32_t count = berth_parakeet_cuda_tiles_likely(tiles, VARIANTS, &product,
-                                                            (uint32_t)device->sm_count, out);
-    return count > 0 && compiled() ? count : 0;
+    return berth_parakeet_cuda_tiles_likely(tiles, VARIANTS, &product, (uint32_t)device->sm_count,
+                                            out);
 }
 
 cudaError_t berth_parakeet_cuda_product90_launch(const struct berth_parakeet_device *device,
@@ -616,7 +625,7 @@ cudaError_t berth_parakeet_cuda_product90_launch(const struct berth_parakeet_dev
     cudaLaunchAttribute overlap = {};
     cudaFuncAttributes has = {};
     const struct berth_parakeet_cuda_product product = product_of(call);
-    if (variant >= VARIANTS || !suits(device, call) ||
+    if (variant >= VARIANTS || !device_suits(device) || !call_suits(call) ||
         !berth_parakeet_cuda_tile_takes(&tiles[variant], &product)) {
         return cudaErrorNotSupported;
     }

@@ -17,6 +17,10 @@
 extern "C" {
 #endif
 
+/* Whether the device is of compute capability 9.0 and this build has code for it (gpu_targets:
+ * 90a). Then products of halves are done here if any tile takes them (product_tiles.h), and a
+ * vector's bits do not depend on how many there are. */
+bool berth_parakeet_cuda_product90_here(const struct berth_parakeet_device *device);
 /* Variants are 0 to count - 1: of tiles, not of results. */
 uint32_t berth_parakeet_cuda_product90_count(void);
 /* For people: rows x outputs of a tile, and how it is made. */
