@@ -543,6 +543,8 @@ template <int D>
 static void launch_form(struct berth_parakeet_device *device, struct attention_args *args,
                         uint32_t rows)
 {
+    static_assert(attention_form<D, 4, 1, 64>::shared_bytes <= BERTH_PARAKEET_CUDA_SHARED_LEAST,
+                  "the large tiles fit on every target");
     const uint64_t blocks = (uint64_t)((args->frames + 63) / 64) * (uint64_t)args->heads * rows;
     if (blocks < (uint64_t)device->sm_count &&
         attention_form<D, 1, 4, 32>::shared_bytes <= device->shared_bytes_max) {

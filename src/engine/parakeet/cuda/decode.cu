@@ -84,6 +84,8 @@ struct row_states {
     int32_t joint_count, lstm_count;
     int32_t warp_joint[WARPS], warp_lstm[WARPS];
 };
+static_assert(part_bytes(CHUNK) + sizeof(struct row_states) <= BERTH_PARAKEET_CUDA_SHARED_LEAST,
+              "a block fits on every target");
 
 /* Where a step's joint leaves what it finds. */
 struct findings {
@@ -166,6 +168,11 @@ static bool fits(struct berth_parakeet_device *device, const struct berth_parake
     }
     if (!ctc && shape->rows > ROWS_MAX) {
         berth_parakeet_cuda_refuse(device, "decode: rows", (long)shape->rows);
+        return false;
+    }
+    /* Elements are counted in 32 bits; those of weights are, by config.json's limits. */
+    if (!ctc && (uint64_t)shape->rows * shape->padded.frames * length > UINT32_MAX) {
+        berth_parakeet_cuda_refuse(device, "decode: frames in a run", (long)shape->padded.frames);
         return false;
     }
     return true;

@@ -15,6 +15,10 @@
 
 #include "engine/parakeet/e4m3.h"
 
+/* Shared memory that a block may have on every target: 99 KiB on 8.6, 8.9 and 12.0 (8.0: 163, 9.0:
+ * 227). A kernel that wants more has another form to fall back on. */
+#define BERTH_PARAKEET_CUDA_SHARED_LEAST (99u << 10)
+
 /* Waits until all kernels before this one have ended and their writes are seen. Every thread calls
  * it before it reads or writes memory that another kernel touches. */
 static __device__ __forceinline__ void berth_parakeet_cuda_wait(void)

@@ -69,7 +69,7 @@ struct item {
 };
 
 /* Bytes of shared memory for the warps' parts of a product of `columns`. */
-static inline size_t part_bytes(uint32_t columns)
+static constexpr size_t part_bytes(uint32_t columns)
 {
     return (size_t)WARPS * TILES_AT_ONCE * columns * PART_STRIDE * sizeof(float);
 }
