@@ -204,6 +204,9 @@ static enum berth_code read_options(struct bench *bench, struct berth_err *err)
         bench->samples_max =
             (uint32_t)lround(options->clip_seconds * BERTH_PARAKEET_SAMPLE_RATE);
     }
+    if (berth_parakeet_lengths_of(bench->samples_max).frames == 0) {
+        return berth_cli_misuse(err, "no clip has 10 ms of sound");
+    }
     cpu_set_t cores;
     CPU_ZERO(&cores);
     sched_getaffinity(0, sizeof(cores), &cores);
@@ -293,6 +296,7 @@ static enum berth_code open_model(struct bench *bench, struct berth_err *err)
     }
     uint64_t t_start = berth_clock_now_ns();
     BERTH_TRY(berth_parakeet_config_read(bench->folder, &bench->model, err));
+    BERTH_TRY(bench->ops->check(&bench->model, err));
     BERTH_TRY(berth_parakeet_precision(bench->options->precision, device, &bench->model, err));
     BERTH_TRY(bench->ops->open(device, bench->threads, &bench->device, err));
     uint64_t bytes = berth_parakeet_weights_bytes(&bench->model, bench->ops->element);

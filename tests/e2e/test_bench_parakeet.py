@@ -65,3 +65,11 @@ def test_refusals(options, said):
     result = bench(*(options if "--model" in options else ("--model", MODEL, *options)))
     assert result.returncode != 0
     assert said in result.stderr
+
+
+@pytest.mark.parametrize("samples", [0, 159])
+def test_clips_without_a_frame_are_refused(tmp_path, samples):
+    (tmp_path / "short.s16").write_bytes(bytes(2 * samples))
+    result = bench("--model", MODEL, tmp_path / "short.s16")
+    assert result.returncode == 2
+    assert "10 ms" in result.stderr
