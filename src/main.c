@@ -16,25 +16,33 @@ struct command {
     const char *arguments;
     bool takes_arguments; /* beside options */
     const char *help;
+    const char *status; /* what its exit status tells, beside 2 */
     int (*run)(const struct berth_config *config);
 };
 
 static const struct command commands[] = {
     {"serve", BERTH_CMD_SERVE, "--models DIR [--listen ADDR:PORT]", false,
-     "serve models over HTTP", berth_cli_serve},
+     "serve models over HTTP",
+     "0 where it was told to stop and has, 1 where it could not start or was stopped at once",
+     berth_cli_serve},
     {"transcribe", BERTH_CMD_TRANSCRIBE, "FILE...", true, "say what was said in audio files",
-     berth_cli_transcribe},
+     "0 where each file was heard, 1 where one was not", berth_cli_transcribe},
     {"models", BERTH_CMD_MODELS, "--models DIR | --server URL", false,
-     "list models, their states and bytes", berth_cli_models},
+     "list models, their states and bytes",
+     "0 where the list could be made, also of models that are FAILED, 1 where it could not",
+     berth_cli_models},
     {"doctor", BERTH_CMD_DOCTOR, "", false, "say what this machine has and lacks",
-     berth_cli_doctor},
+     "0, whatever is weak or missing", berth_cli_doctor},
     {"bench", BERTH_CMD_BENCH, "transcribe FILE... | infer|parakeet", true,
-     "load a server and measure its answers; parakeet: the engine", berth_cli_bench},
+     "load a server and measure its answers; parakeet: the engine",
+     "0 where it could measure, 1 where it could not",
+     berth_cli_bench},
 };
 
 static int usage(FILE *out);
 static const struct command *find(const char *name);
 static int help(const struct command *command);
+static bool is_help(const char *word);
 static bool wants_help(int argc, char **argv);
 static enum berth_code read_options(const struct command *command, int argc, char **argv,
                                     struct berth_config *config, struct berth_err *err);
@@ -55,9 +63,8 @@ int main(int argc, char **argv)
         puts("berth " BERTH_VERSION);
         return 0;
     }
-    bool of_one = argc > 2 && strcmp(argv[1], "help") == 0; /* berth help COMMAND */
-    if (argc < 2 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
-        (strcmp(argv[1], "help") == 0 && !of_one)) {
+    bool of_one = argc > 2 && strcmp(argv[1], "help") == 0 && !is_help(argv[2]);
+    if (argc < 2 || (is_help(argv[1]) && !of_one)) {
         usage(argc < 2 ? stderr : stdout);
         return argc < 2 ? 2 : 0;
     }
@@ -107,11 +114,18 @@ static int usage(FILE *out)
 
 static int help(const struct command *command)
 {
-    printf("berth %s %s\n%s\n\n", command->name, command->arguments, command->help);
+    printf("berth %s%s%s\n%s\n\n", command->name, command->arguments[0] == '\0' ? "" : " ",
+           command->arguments, command->help);
     berth_config_print_help(stdout, command->id);
     printf("\nTIME is as 500ms, 30s or 2h; BYTES as 512K, 64M or 2G. The environment sets options "
-           "too:\n--log-level is BERTH_LOG_LEVEL.\n");
+           "too:\n--log-level is BERTH_LOG_LEVEL.\n\nExit status: %s,\n2 where what was typed cannot "
+           "be.\n", command->status);
     return 0;
+}
+
+static bool is_help(const char *word)
+{
+    return strcmp(word, "help") == 0 || strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
 }
 
 static bool wants_help(int argc, char **argv)

@@ -34,6 +34,18 @@ static const struct option options[] = {
 #undef BERTH_OPTION_ROW
 };
 
+static const struct {
+    const char *flag;
+    enum berth_command command;
+    const char *value_default;
+    const char *help;
+} options_of_one[] = {
+#define BERTH_OPTION_OF_ONE_ROW(flag, command, value_default, help)                                \
+    {flag, command, value_default, help},
+    BERTH_OPTIONS_OF_ONE(BERTH_OPTION_OF_ONE_ROW)
+#undef BERTH_OPTION_OF_ONE_ROW
+};
+
 struct unit {
     const char *name;
     double scale;
@@ -81,7 +93,10 @@ struct argument_reader {
     bool list_begun[BERTH_COUNT_OF(options)];
 };
 
-static enum berth_code read_defaults(struct berth_config *config, struct berth_err *err);
+static struct option option_of(const struct option *option, enum berth_command command);
+static void print_row(FILE *out, const struct option *option);
+static enum berth_code read_defaults(struct berth_config *config, enum berth_command command,
+                                     struct berth_err *err);
 static enum berth_code read_environment(struct berth_config *config, enum berth_command command,
                                         struct berth_err *err);
 static enum berth_code read_arguments(struct berth_config *config, struct argument_reader *reader,
@@ -110,7 +125,7 @@ enum berth_code berth_config_parse(struct berth_config *config, enum berth_comma
 {
     struct berth_config parsed = {0};
     struct argument_reader reader = {.command = command, .argv = argv, .count = (size_t)argc};
-    enum berth_code code = read_defaults(&parsed, err);
+    enum berth_code code = read_defaults(&parsed, command, err);
     if (code != BERTH_OK) {
         goto out;
     }
@@ -149,17 +164,17 @@ void berth_config_print_help(FILE *out, enum berth_command command)
         width = (options[i].commands & command) != 0 && length > width ? length : width;
     }
     for (size_t i = 0; i < BERTH_COUNT_OF(options); i++) {
-        const struct option *option = &options[i];
+        struct option option = option_of(&options[i], command);
         char text[512];
-        if ((option->commands & command) == 0) {
+        if ((option.commands & command) == 0) {
             continue;
         }
-        const char *placeholder = kinds[option->kind].placeholder;
-        fprintf(out, "  --%s%-*s  ", option->flag, width - (int)strlen(option->flag), placeholder);
-        if (option->value_default[0] == '\0' || option->kind == FLAG) {
-            snprintf(text, sizeof(text), "%s", option->help);
+        const char *placeholder = kinds[option.kind].placeholder;
+        fprintf(out, "  --%s%-*s  ", option.flag, width - (int)strlen(option.flag), placeholder);
+        if (option.value_default[0] == '\0' || option.kind == FLAG) {
+            snprintf(text, sizeof(text), "%s", option.help);
         } else {
-            snprintf(text, sizeof(text), "%s (default %s)", option->help, option->value_default);
+            snprintf(text, sizeof(text), "%s (default %s)", option.help, option.value_default);
         }
         print_wrapped(out, text, width + 6);
     }
@@ -173,28 +188,61 @@ void berth_config_print_markdown(FILE *out)
           "| Option | Commands | Environment | Default | From | To | What it does |\n"
           "| --- | --- | --- | --- | --- | --- | --- |\n", out);
     for (size_t i = 0; i < BERTH_COUNT_OF(options); i++) {
-        const struct option *option = &options[i];
-        char environment[NAME_MAX_LENGTH + 8], low[32] = "", high[32] = "";
-        environment_name(option, environment);
-        if (kinds[option->kind].units != NULL) {
-            number_text(option, option->min, low, sizeof(low));
-            number_text(option, option->max, high, sizeof(high));
-        }
-        fprintf(out, "| `--%s%s` | ", option->flag, kinds[option->kind].placeholder);
-        for (size_t j = 0, shown = 0; j < BERTH_COUNT_OF(commands); j++) {
-            if ((option->commands & commands[j].command) != 0) {
-                fprintf(out, "%s%s", shown++ > 0 ? ", " : "", commands[j].name);
+        struct option rest = options[i]; /* for the commands that have no words of their own */
+        for (size_t j = 0; j < BERTH_COUNT_OF(options_of_one); j++) {
+            if (strcmp(options_of_one[j].flag, rest.flag) == 0) {
+                rest.commands &= ~(unsigned)options_of_one[j].command;
             }
         }
-        fprintf(out, " | `%s` | %s | %s | %s | %s |\n", environment, option->value_default, low,
-                high, option->help);
+        print_row(out, &rest);
+        for (size_t j = 0; j < BERTH_COUNT_OF(options_of_one); j++) {
+            if (strcmp(options_of_one[j].flag, rest.flag) == 0) {
+                struct option one = option_of(&options[i], options_of_one[j].command);
+                one.commands = options_of_one[j].command;
+                print_row(out, &one);
+            }
+        }
     }
 }
 
-static enum berth_code read_defaults(struct berth_config *config, struct berth_err *err)
+static void print_row(FILE *out, const struct option *option)
+{
+    char environment[NAME_MAX_LENGTH + 8], low[32] = "", high[32] = "";
+    environment_name(option, environment);
+    if (kinds[option->kind].units != NULL) {
+        number_text(option, option->min, low, sizeof(low));
+        number_text(option, option->max, high, sizeof(high));
+    }
+    fprintf(out, "| `--%s%s` | ", option->flag, kinds[option->kind].placeholder);
+    for (size_t i = 0, shown = 0; i < BERTH_COUNT_OF(commands); i++) {
+        if ((option->commands & commands[i].command) != 0) {
+            fprintf(out, "%s%s", shown++ > 0 ? ", " : "", commands[i].name);
+        }
+    }
+    fprintf(out, " | `%s` | %s | %s | %s | %s |\n", environment, option->value_default, low, high,
+            option->help);
+}
+
+/* As the command has it. */
+static struct option option_of(const struct option *option, enum berth_command command)
+{
+    struct option one = *option;
+    for (size_t i = 0; i < BERTH_COUNT_OF(options_of_one); i++) {
+        if (options_of_one[i].command == command &&
+            strcmp(options_of_one[i].flag, option->flag) == 0) {
+            one.value_default = options_of_one[i].value_default;
+            one.help = options_of_one[i].help;
+        }
+    }
+    return one;
+}
+
+static enum berth_code read_defaults(struct berth_config *config, enum berth_command command,
+                                     struct berth_err *err)
 {
     for (size_t i = 0; i < BERTH_COUNT_OF(options); i++) {
-        BERTH_TRY(set_value(config, &options[i], "default", options[i].value_default, err));
+        struct option option = option_of(&options[i], command);
+        BERTH_TRY(set_value(config, &option, "default", option.value_default, err));
     }
     return BERTH_OK;
 }

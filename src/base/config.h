@@ -30,14 +30,14 @@ enum berth_command {
     X(STRING, models, "models", BERTH_CMD_SERVE | BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS,         \
       "models", 0, 0, "folder of models in Triton's layout: NAME/1/model.onnx, ...")               \
     X(STRING, model, "model", BERTH_CMD_TRANSCRIBE | BERTH_CMD_BENCH, "whisper-tiny.en", 0, 0,     \
-      "model to use; berth models lists them. bench parakeet: its folder")                         \
+      "model to use; berth models lists them")                                                     \
     X(STRING, format, "format", BERTH_CMD_TRANSCRIBE, "text", 0, 0,                                \
       "text, json, verbose_json, srt or vtt")                                                      \
     X(STRING, language, "language", BERTH_CMD_TRANSCRIBE, "", 0, 0, "language spoken, as en")      \
     X(STRING, prompt, "prompt", BERTH_CMD_TRANSCRIBE, "", 0, 0, "words to expect")                 \
     X(FLAG, words, "words", BERTH_CMD_TRANSCRIBE, "false", 0, 0, "with verbose_json: word times")  \
     X(STRING, server, "server", BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS, "", 0, 0,                 \
-      "URL of a running berth; without it this command itself runs or reads --models")             \
+      "URL of a running berth to ask; without it --models is read")                                \
     X(STRING, key, "key", BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS | BERTH_CMD_BENCH, "", 0, 0,     \
       "API key for the server")                                                                    \
     X(LIST, listen, "listen", BERTH_CMD_SERVE, "127.0.0.1:8000", 0, 0,                             \
@@ -97,8 +97,7 @@ enum berth_command {
       "batches run at a time on the CPU; 0: one for each core")                                    \
     X(COUNT, cpu_threads, "cpu-threads", BERTH_SERVING | BERTH_CMD_BENCH, "0", 0, 1024,            \
       "threads of the one pool that all ONNX operators share, and of each Parakeet instance's "    \
-      "own; 0: as --cpu-workers, but 1 with one or two of them; transcribe takes one worker and "  \
-      "all cores, bench parakeet all cores")                                                       \
+      "own; 0: as --cpu-workers, but 1 with one or two of them")                                   \
     X(STRING, cpu_worker, "cpu-worker", BERTH_CMD_SERVE, "thread", 0, 0,                           \
       "where models run on the CPU: thread (of the server) or process (one of its own; a crash "   \
       "in it costs what it runs, not the server)")                                                 \
@@ -157,6 +156,21 @@ enum berth_command {
     X(STRING, log_level, "log-level", BERTH_CMD_ALL, "info", 0, 0, "error, warn, info or debug")   \
     X(FLAG, json, "json", BERTH_CMD_MODELS | BERTH_CMD_DOCTOR | BERTH_CMD_BENCH, "false", 0, 0,    \
       "print JSON")
+
+/* Where one of an option's commands has another default, or its help says something else.
+ * X(flag, command, default, help) */
+#define BERTH_OPTIONS_OF_ONE(X)                                                                    \
+    X("model", BERTH_CMD_BENCH, "",                                                                \
+      "with infer and transcribe: name of a model of the server (transcribe: whisper-tiny.en if "  \
+      "not given); with parakeet: a model's folder")                                               \
+    X("server", BERTH_CMD_TRANSCRIBE, "",                                                          \
+      "URL of a running berth that is to do it; without it this command runs the model itself")    \
+    X("cpu-workers", BERTH_CMD_TRANSCRIBE, "0",                                                    \
+      "batches run at a time on the CPU; 0: one, or with --cpu-threads one for each core")         \
+    X("cpu-threads", BERTH_CMD_TRANSCRIBE, "0",                                                    \
+      "threads of the one pool that all ONNX operators share, and of each Parakeet instance's "    \
+      "own; 0: all cores, or with --cpu-workers as many as those, but 1 with one or two of them")  \
+    X("cpu-threads", BERTH_CMD_BENCH, "0", "with parakeet on the CPU: its threads; 0: all cores")
 
 struct berth_strings {
     const char **items; /* into argv, environ, static text or the config's own memory */

@@ -21,6 +21,7 @@
 #define FILES_MAX 64
 #define PROCESSES_MAX 65536
 #define BOUNDARY "berth-bench-boundary"
+#define SPEECH_MODEL "whisper-tiny.en" /* of transcribe, if none is named */
 
 struct bench {
     const struct berth_config *config;
@@ -34,6 +35,7 @@ struct bench {
 static enum berth_code split_url(struct bench *bench, struct berth_err *err);
 static enum berth_code make_transcriptions(struct bench *bench, struct berth_err *err);
 static enum berth_code make_infer(struct bench *bench, struct berth_err *err);
+static enum berth_code check_infer(const struct berth_config *config, struct berth_err *err);
 static void put_head(struct bench *bench, struct berth_buf *out, const char *path,
                      const char *headers, size_t length);
 static double cpu_seconds(uint64_t pid);
@@ -45,6 +47,7 @@ int berth_cli_bench(const struct berth_config *config)
     if (strcmp(what, "parakeet") == 0) {
         return berth_cli_bench_parakeet(config);
     }
+    struct berth_config own = *config;
     struct berth_err err = {0};
     struct bench *bench = berth_alloc(sizeof(*bench));
     struct berth_load_result *result = berth_alloc(sizeof(*result));
@@ -53,12 +56,13 @@ int berth_cli_bench(const struct berth_config *config)
         code = berth_fail(&err, BERTH_UNAVAILABLE, "no memory");
         goto out;
     }
-    bench->config = config;
+    bench->config = &own;
     code = split_url(bench, &err);
     if (code != BERTH_OK) {
         goto out;
     }
     if (strcmp(what, "transcribe") == 0) {
+        own.model = own.model[0] == '\0' ? SPEECH_MODEL : own.model;
         code = make_transcriptions(bench, &err);
     } else if (strcmp(what, "infer") == 0) {
         code = make_infer(bench, &err);
@@ -190,6 +194,7 @@ static enum berth_code make_infer(struct bench *bench, struct berth_err *err)
     const char *type = strchr(input, ':');
     const char *dims = type == NULL ? NULL : strchr(type + 1, ':');
     struct berth_tensor tensor = {0};
+    BERTH_TRY(check_infer(bench->config, err));
     if (dims == NULL) {
         return berth_cli_misuse(err, "--input '%.60s' is not NAME:TYPE:DIMS, as INPUT0:FP32:1,16",
                                 input);
@@ -237,6 +242,19 @@ static enum berth_code make_infer(struct bench *bench, struct berth_err *err)
     berth_buf_finish(&header);
     return berth_buf_ok(request) ? BERTH_OK
                                  : berth_fail(err, BERTH_UNAVAILABLE, "no memory for the request");
+}
+
+/* No default is of use here: what is served has its own names and shapes. */
+static enum berth_code check_infer(const struct berth_config *config, struct berth_err *err)
+{
+    if (config->model[0] == '\0') {
+        return berth_cli_misuse(err, "--model is needed: a model of the server, as berth models "
+                                "--server URL lists them; and --input NAME:TYPE:DIMS");
+    }
+    if (config->input[0] == '\0') {
+        return berth_cli_misuse(err, "--input is needed: NAME:TYPE:DIMS, as INPUT0:FP32:1,16");
+    }
+    return BERTH_OK;
 }
 
 static void put_head(struct bench *bench, struct berth_buf *out, const char *path,

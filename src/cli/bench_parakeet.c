@@ -207,6 +207,9 @@ static enum berth_code read_options(struct bench *bench, struct berth_err *err)
     if (berth_parakeet_lengths_of(bench->samples_max).frames == 0) {
         return berth_cli_misuse(err, "no clip has 10 ms of sound");
     }
+    if (options->random[0] == '\0' && options->model[0] == '\0') {
+        return berth_cli_misuse(err, "--model is needed: a model's folder; or --random 0.6b");
+    }
     cpu_set_t cores;
     CPU_ZERO(&cores);
     sched_getaffinity(0, sizeof(cores), &cores);

@@ -50,6 +50,48 @@ static void defaults(void **state)
     berth_config_finish(&config);
 }
 
+/* Each command has its own of an option, and says nothing of another's. */
+static void one_command_differs(void **state)
+{
+    (void)state;
+    assert_int_equal(parse(BERTH_CMD_TRANSCRIBE, ""), BERTH_OK);
+    assert_string_equal(config.model, "whisper-tiny.en");
+    berth_config_finish(&config);
+    assert_int_equal(parse(BERTH_CMD_BENCH, ""), BERTH_OK);
+    assert_string_equal(config.model, "");
+    berth_config_finish(&config);
+    assert_int_equal(parse(BERTH_CMD_BENCH, "--model mine --cpu-threads 1024"), BERTH_OK);
+    assert_string_equal(config.model, "mine");
+    assert_int_equal(config.cpu_threads, 1024);
+    berth_config_finish(&config);
+    assert_int_equal(parse(BERTH_CMD_BENCH, "--cpu-threads 1025"), BERTH_INVALID);
+    static const struct {
+        const char *flag;
+        enum berth_command command;
+    } rows[] = {
+#define ROW(flag, command, value_default, help) {flag, command},
+        BERTH_OPTIONS_OF_ONE(ROW)
+#undef ROW
+    };
+    static const struct {
+        const char *flag;
+        unsigned commands;
+    } options[] = {
+#define ROW(kind, field, flag, commands, ...) {flag, commands},
+        BERTH_OPTIONS(ROW)
+#undef ROW
+    };
+    for (size_t i = 0; i < BERTH_COUNT_OF(rows); i++) {
+        size_t found = 0;
+        for (size_t j = 0; j < BERTH_COUNT_OF(options); j++) { /* a subset, so that a row is left */
+            found += strcmp(options[j].flag, rows[i].flag) == 0 &&
+                     (options[j].commands & rows[i].command) != 0 &&
+                     options[j].commands != (unsigned)rows[i].command;
+        }
+        assert_int_equal(found, 1);
+    }
+}
+
 static void every_kind_is_read(void **state)
 {
     (void)state;
@@ -223,12 +265,16 @@ static void printers_tell_all(void **state)
     assert_non_null(strstr(text, "| `--http-head-timeout TIME` | serve | `BERTH_HTTP_HEAD_TIMEOUT` "
                                  "| 10s | 1ms | 1h | how long"));
     assert_non_null(strstr(text, "| `--json` | models, doctor, bench | `BERTH_JSON` | false | "));
+    assert_non_null(strstr(text, "| `--model TEXT` | transcribe | `BERTH_MODEL` | whisper-tiny.en |"));
+    assert_non_null(strstr(text, "| `--model TEXT` | bench | `BERTH_MODEL` |  |"));
+    assert_non_null(strstr(text, "| `--cpu-threads N` | serve | "));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(defaults),
+        cmocka_unit_test(one_command_differs),
         cmocka_unit_test(every_kind_is_read),
         cmocka_unit_test(numbers_at_their_limits),
         cmocka_unit_test(mistakes_are_explained),
