@@ -452,7 +452,7 @@ def check_parts(nemo, head):
     if head not in (None, "transducer", "ctc"):
         raise Failure(f"head is {head!r}")
     if head == "transducer" and not isinstance(nemo.get("joint"), dict):
-        raise Failure("the model has no transducer head, CTC alone")
+        raise Failure("this file has a CTC head and no TDT or RNN-T head; leave out --head transducer")
 
 
 def durations_of(nemo):
@@ -698,6 +698,24 @@ def tokenizer_of(nemo, content):
 # --- all of it ---
 
 
+# The tensor that says that there is such a head.
+HEADS = {"transducer": r"joint\.joint_net\.[12]\.bias", "ctc": r"(?:ctc_)?decoder\.decoder_layers\.0\.bias"}
+
+
+def check_which_head(nemo, names, taken, asked):
+    """Whether the weights have the head that is taken, or what else they have."""
+    there = {head for head, name in HEADS.items() if any(re.fullmatch(name, n) for n in names)}
+    other = "ctc" if taken == "transducer" else "transducer"
+    if taken in there or other not in there:
+        return
+    words = {"ctc": "CTC", "transducer": "TDT" if durations_of(nemo) else "RNN-T"}
+    article = "an" if words[other] == "RNN-T" else "a"
+    said = f"this file has {article} {words[other]} head and no {words[taken]} head"
+    if other == "transducer" and not isinstance(nemo.get("joint"), dict):
+        raise Failure(f"{said}, but its model_config.yaml has no section joint")
+    raise Failure(f"{said}; " + (f"leave out --head {asked}" if asked else f"take it with --head {other}"))
+
+
 def check_head(config, tensors):
     """The joint's or CTC head's rows against the tokenizer's pieces, and the prediction net's."""
     transducer = config["model_type"] != "parakeet_ctc"
@@ -723,8 +741,10 @@ def nemo_to_hf(source, folder, dtype="keep", head=None):
         config, generation = model_config(nemo, [piece for piece, _, _ in pieces], head)
         front = preprocessor_config(nemo["preprocessor"])
         taken = "ctc" if config["model_type"] == "parakeet_ctc" else "transducer"
-        tensors = {name: convert(tensor, dtype)
-                   for name, tensor in rename(read_checkpoint(checkpoint), taken).items()}
+        found = read_checkpoint(checkpoint)
+        check_which_head(nemo, found, taken, head)
+        tensors = {name: convert(tensor, dtype) for name, tensor in rename(found, taken).items()}
+        del found
         check_head(config, tensors)
         types = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
         first = tensors.get("encoder.subsampling.linear.weight")

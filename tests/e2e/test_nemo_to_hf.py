@@ -392,15 +392,22 @@ def test_hybrid(tmp_path, heads, options, head):
 
 
 def test_heads_that_are_not_there(tmp_path, weights, heads):
-    path = write_nemo(tmp_path / "x.nemo", weights)
-    with pytest.raises(nemo_to_hf.Failure, match="no ctc_head.bias"):
-        nemo_to_hf.nemo_to_hf(path, tmp_path / "out", head="ctc")
-    ctc = nano_checkpoint(tensors=read_safetensors(heads["ctc"] / "model.safetensors"))
-    path = write_nemo(tmp_path / "x.nemo", ctc, config_of("ctc"))
-    with pytest.raises(nemo_to_hf.Failure, match="no transducer head"):
-        nemo_to_hf.nemo_to_hf(path, tmp_path / "out", head="transducer")
-    fails(tmp_path, write_nemo(tmp_path / "x.nemo", ctc, config_of("rnnt")), "no joint.head.bias")
     rnnt = read_safetensors(heads["rnnt"] / "model.safetensors")
+    checkpoints = {"tdt": weights, "rnnt": nano_checkpoint(tensors=rnnt),
+                   "ctc": nano_checkpoint(tensors=read_safetensors(heads["ctc"] / "model.safetensors"))}
+    configs = {"tdt": None, "rnnt": config_of("rnnt"), "ctc": config_of("ctc")}
+    for has, said, asked, text in [
+            ("tdt", "tdt", "ctc", "a TDT head and no CTC head; leave out --head ctc"),
+            ("rnnt", "rnnt", "ctc", "an RNN-T head and no CTC head; leave out --head ctc"),
+            ("ctc", "ctc", "transducer", "a CTC head and no TDT or RNN-T head; leave out --head transducer"),
+            ("ctc", "rnnt", "transducer", "a CTC head and no RNN-T head; leave out --head transducer"),
+            ("ctc", "rnnt", None, "a CTC head and no RNN-T head; take it with --head ctc"),
+            ("ctc", "tdt", None, "a CTC head and no TDT head; take it with --head ctc"),
+            ("tdt", "ctc", None, "head and no CTC head, but its model_config.yaml has no section joint")]:
+        path = write_nemo(tmp_path / "x.nemo", checkpoints[has], *filter(None, [configs[said]]))
+        with pytest.raises(nemo_to_hf.Failure) as failure:
+            nemo_to_hf.nemo_to_hf(path, tmp_path / "out", head=asked)
+        assert text in str(failure.value), (has, said, asked)
     short = dict(rnnt)  # the embedding without the blank's row
     dtype, (rows, wide), content = rnnt["decoder.embedding.weight"]
     short["decoder.embedding.weight"] = (dtype, [rows - 1, wide], content[:-wide * 2])
