@@ -196,7 +196,10 @@ static void drain(const struct berth_config *config, struct server *server)
                                      .t_deadline_ns = berth_clock_now_ns()};
         struct berth_err err = {0};
         (void)!berth_stack_admin(&server->stack, &refuse, &err);
-        wait_exchanges(server, LAST_ANSWERS_MS * BERTH_NS_PER_MS);
+        if (!wait_exchanges(server, LAST_ANSWERS_MS * BERTH_NS_PER_MS)) {
+            berth_log_warn("serve", 0, "connections are cut under a request count=%" PRIu64,
+                           berth_http_exchanges(server->http));
+        }
     }
 }
 

@@ -207,6 +207,7 @@ struct berth_model {
     uint64_t version;
     _Atomic int state;   /* enum berth_model_state; controller only */
     _Atomic bool listed; /* present in the repository and served by its version policy */
+    _Atomic bool queue_full; /* max_queue_size requests wait, and would after a dispatch */
     _Atomic uint64_t bytes_used; /* measured while loaded */
     _Atomic(const char *) device; /* while loaded: "cuda:0"; lends for its worker's life */
     _Atomic uint64_t t_used_ns;  /* last request */

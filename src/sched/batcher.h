@@ -42,6 +42,8 @@ struct berth_batcher {
     const struct berth_model_spec *spec; /* borrows: the copy's */
     size_t queued;
     size_t level_count;
+    struct berth_link brim_link; /* sched->brims, once it has been filled in a turn */
+    struct berth_model *model;   /* borrows, with brim_link: whose queue_full it is */
     struct berth_batcher_level levels[];
 };
 
@@ -59,6 +61,8 @@ void berth_batcher_destroy(struct berth_batcher *batcher); /* NULL is fine */
 enum berth_code berth_batcher_put(struct berth_batcher *batcher, struct berth_ticket *ticket,
                                   struct berth_err *err) BERTH_MUST_USE;
 void berth_batcher_remove(struct berth_batcher *batcher, struct berth_ticket *ticket);
+/* Every request would be refused: it has one level, and that is at its max_queue_size. */
+bool berth_batcher_is_full(const struct berth_batcher *batcher);
 /* Its queue timeout is over: true if it is to be refused, false if it goes to the end (DELAY). */
 bool berth_batcher_timeout(struct berth_batcher *batcher, struct berth_ticket *ticket);
 /* In the order they are served; NULL after the last. `after` NULL: the first. */

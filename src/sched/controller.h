@@ -212,6 +212,7 @@ struct berth_sched {
     struct berth_link load_queue;
     struct berth_link ops;
     struct berth_timer poll_timer;
+    struct berth_link brims;       /* batchers filled to their limit in this turn */
     uint64_t loads_under_way;
     uint64_t load_ns;              /* moving average over all models; 0: unknown */
     uint64_t unanswered;           /* tickets without their final part */
@@ -244,7 +245,9 @@ void berth_ticket_return(struct berth_ticket *ticket, struct berth_part *part,
 void berth_ticket_answer(struct berth_ticket *ticket, struct berth_part *part,
                          const struct berth_err *err);
 void berth_ticket_cancel(struct berth_ticket *ticket);
-void berth_tickets_refuse(struct berth_sched *sched, const char *text); /* all unanswered ones */
+void berth_tickets_refuse(struct berth_sched *sched);   /* all unanswered ones: it stops */
+/* Fills err with why a server that stops takes nothing; another one will. Any thread. */
+enum berth_code berth_sched_stopping(struct berth_err *err);
 void berth_ticket_arm(struct berth_ticket *ticket);     /* its timer, for what is due first */
 
 /* runtime.c - states of a model. */

@@ -32,6 +32,7 @@ enum berth_code berth_batcher_create(const struct berth_model_spec *spec,
                    : spec->batching == BERTH_BATCHING_DYNAMIC ? &berth_batcher_dynamic
                                                               : &berth_batcher_direct;
     batcher->spec = spec;
+    berth_list_init(&batcher->brim_link);
     batcher->level_count = level_count;
     for (size_t i = 0; i < level_count; i++) {
         berth_list_init(&batcher->levels[i].active);
@@ -44,6 +45,9 @@ enum berth_code berth_batcher_create(const struct berth_model_spec *spec,
 void berth_batcher_destroy(struct berth_batcher *batcher)
 {
     BERTH_ASSERT(batcher == NULL || batcher->queued == 0);
+    if (batcher != NULL) {
+        berth_list_remove(&batcher->brim_link);
+    }
     berth_free(batcher);
 }
 
@@ -78,6 +82,16 @@ void berth_batcher_remove(struct berth_batcher *batcher, struct berth_ticket *ti
     berth_list_remove(&ticket->link);
     batcher->levels[ticket->level].count--;
     batcher->queued--;
+    atomic_store_explicit(&ticket->request->model->queue_full, false, memory_order_relaxed);
+}
+
+bool berth_batcher_is_full(const struct berth_batcher *batcher)
+{
+    if (batcher->spec->batching != BERTH_BATCHING_DYNAMIC || batcher->level_count != 1) {
+        return false;
+    }
+    uint64_t count_max = policy_of(batcher->spec, 0)->count_max;
+    return count_max > 0 && batcher->levels[0].count >= count_max;
 }
 
 bool berth_batcher_timeout(struct berth_batcher *batcher, struct berth_ticket *ticket)

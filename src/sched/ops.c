@@ -55,7 +55,7 @@ void berth_ops_take(struct berth_admin *admin)
     struct berth_err err = {0};
     struct berth_op *op = NULL;
     if (sched->closing) {
-        (void)berth_fail(&err, BERTH_UNAVAILABLE, "the server is stopping");
+        (void)berth_sched_stopping(&err);
     } else if ((op = op_create(sched, admin->kind, admin)) == NULL) {
         (void)berth_fail(&err, BERTH_UNAVAILABLE, "out of memory");
     }
@@ -115,7 +115,7 @@ void berth_ops_drained(struct berth_sched *sched)
 void berth_ops_close(struct berth_sched *sched)
 {
     struct berth_err err = {0};
-    (void)berth_fail(&err, BERTH_UNAVAILABLE, "the server is stopping");
+    (void)berth_sched_stopping(&err);
     berth_timers_disarm(&sched->timers, &sched->poll_timer);
     BERTH_LIST_EACH_SAFE(link, &sched->ops) {
         struct berth_op *op = BERTH_CONTAINER_OF(link, struct berth_op, link);
@@ -356,7 +356,8 @@ static void start_drain(struct berth_op *op)
     sched->draining = true;
     atomic_store(&sched->refusing, true);
     atomic_store(&sched->ready, false);
-    berth_log_info("sched", 0, "drain unanswered=%llu", (unsigned long long)sched->unanswered);
+    berth_log(sched->unanswered > 0 ? BERTH_LOG_WARN : BERTH_LOG_INFO, "sched", 0,
+              "drain unanswered=%llu", (unsigned long long)sched->unanswered);
     if (sched->unanswered == 0) {
         op_end(op);
         return;
@@ -368,7 +369,7 @@ static void start_drain(struct berth_op *op)
 static void drain_due(struct berth_timer *timer)
 {
     struct berth_op *op = BERTH_CONTAINER_OF(timer, struct berth_op, timer);
-    berth_tickets_refuse(op->sched, "the server is stopping"); /* ends op with the last answer */
+    berth_tickets_refuse(op->sched); /* ends op with the last answer */
 }
 
 static void poll_due(struct berth_timer *timer)

@@ -74,7 +74,7 @@ enum berth_code berth_runtime_load(struct berth_runtime *runtime, struct berth_m
 {
     enum berth_code code = BERTH_OK;
     if (runtime->sched->closing) {
-        code = berth_fail(err, BERTH_UNAVAILABLE, "the server is stopping");
+        code = berth_sched_stopping(err);
     } else if (runtime->next == NULL) {
         code = berth_copy_create(runtime, spec, &runtime->next, err);
         if (code == BERTH_OK && runtime->current == NULL) {
@@ -165,6 +165,7 @@ void berth_runtime_unload(struct berth_runtime *runtime)
     if (runtime->current != NULL) {
         berth_copy_retire(runtime->current);
     }
+    atomic_store(&runtime->model->queue_full, false);
     berth_model_set_state(runtime->model,
                           berth_list_empty(&runtime->copies) ? BERTH_STATE_COLD
                                                              : BERTH_STATE_EVICTING,
@@ -180,6 +181,7 @@ void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy
     runtime->promised = false;
     runtime->failures = 0;
     atomic_store(&model->t_retry_ns, 0);
+    atomic_store(&model->queue_full, false); /* another queue */
     struct berth_model_spec *spec = berth_model_spec(model);
     if (spec != copy->spec) {
         berth_model_set_spec(model, berth_spec_retain(copy->spec));

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "sched/controller.h"
 
+#define STOPPING_RETRY_MS 1000
 #define TURN_ROUNDS_MAX 16 /* of the queue, before timers and dispatch get their turn */
 
 static enum berth_code setup_devices(struct berth_sched *sched, struct berth_err *err);
@@ -27,6 +28,8 @@ static enum berth_code judge_wait(struct berth_model *model, uint64_t depth, uin
                                   struct berth_err *err);
 static enum berth_code busy(struct berth_sched *sched, struct berth_model *model, uint64_t waiting,
                             struct berth_err *err);
+static enum berth_code turn_away(struct berth_sched *sched, struct berth_model *model,
+                                 enum berth_code code);
 static uint64_t outside_now_ns(struct berth_sched *sched);
 static void handle_posts(struct berth_sched *sched);
 static void publish(struct berth_sched *sched);
@@ -49,6 +52,7 @@ enum berth_code berth_sched_create(const struct berth_sched_options *options,
     berth_list_init(&sched->runtimes);
     berth_list_init(&sched->load_queue);
     berth_list_init(&sched->ops);
+    berth_list_init(&sched->brims);
     atomic_store(&sched->ready, true);
     enum berth_code code = berth_queue_init(&sched->queue, 0, err);
     if (code == BERTH_OK) {
@@ -129,17 +133,24 @@ enum berth_code berth_sched_judge(struct berth_sched *sched, struct berth_model 
 {
     uint64_t queued = atomic_load(&sched->queued);
     if (atomic_load(&sched->refusing)) {
-        return berth_fail(err, BERTH_UNAVAILABLE, "the server is stopping");
+        return berth_sched_stopping(err);
     }
     if (queued >= sched->options.queue_max) {
-        return busy(sched, model, queued, err);
+        return turn_away(sched, model, busy(sched, model, queued, err));
     }
     if (model == NULL) {
         return BERTH_OK;
     }
     uint64_t depth = atomic_load(&model->stats.queue_depth);
     if (depth >= sched->options.model_queue_max && model_is_full(sched, model, depth)) {
-        return busy(sched, model, depth, err);
+        return turn_away(sched, model, busy(sched, model, depth, err));
+    }
+    if (atomic_load_explicit(&model->queue_full, memory_order_relaxed)) {
+        (void)berth_fail(err, BERTH_UNAVAILABLE, "Exceeds maximum queue size"); /* S5 */
+        if (err != NULL) {
+            err->retry_after_ms = berth_retry_ms(depth, atomic_load(&model->service_ns));
+        }
+        return turn_away(sched, model, BERTH_UNAVAILABLE);
     }
     uint64_t now_ns = outside_now_ns(sched);
     BERTH_TRY(judge_wait(model, depth, t_deadline_ns > now_ns ? t_deadline_ns - now_ns : 0, err));
@@ -152,6 +163,16 @@ void berth_sched_admin(struct berth_sched *sched, struct berth_admin *admin)
     admin->err.code = BERTH_OK;
     admin->post.deliver = deliver_admin;
     berth_queue_post(&sched->queue, &admin->post.link);
+}
+
+/* "Retry" is true in a rolling update: the next try finds another server, or this one anew. */
+enum berth_code berth_sched_stopping(struct berth_err *err)
+{
+    (void)berth_fail(err, BERTH_UNAVAILABLE, "the server is stopping");
+    if (err != NULL) {
+        err->retry_after_ms = STOPPING_RETRY_MS;
+    }
+    return BERTH_UNAVAILABLE;
 }
 
 void berth_sched_set_ready(struct berth_sched *sched, bool ready)
@@ -303,7 +324,7 @@ static enum berth_code reserve_place(struct berth_sched *sched, struct berth_req
     uint64_t depth = atomic_fetch_add(&model->stats.queue_depth, 1);
     enum berth_code code = BERTH_OK;
     if (atomic_load(&sched->refusing)) {
-        code = berth_fail(err, BERTH_UNAVAILABLE, "the server is stopping");
+        code = berth_sched_stopping(err);
     } else if (queued >= sched->options.queue_max) {
         code = busy(sched, model, queued, err);
     } else if (depth >= sched->options.model_queue_max && model_is_full(sched, model, depth)) {
@@ -351,20 +372,32 @@ static enum berth_code judge_wait(struct berth_model *model, uint64_t depth, uin
     if (has_levels) {
         return BERTH_OK;
     }
-    (void)berth_fail(err, BERTH_BUSY, "%llu requests wait, about %llu ms: past the deadline",
-                     (unsigned long long)depth, (unsigned long long)(wait_ns / BERTH_NS_PER_MS));
+    (void)berth_fail(err, BERTH_BUSY, "%llu %s, about %llu ms: past the deadline",
+                     (unsigned long long)depth, depth == 1 ? "request waits" : "requests wait",
+                     (unsigned long long)(wait_ns / BERTH_NS_PER_MS));
     if (err != NULL) {
         err->retry_after_ms = (uint32_t)((wait_ns - left_ns) / BERTH_NS_PER_MS % UINT32_MAX) + 1;
     }
     return BERTH_BUSY;
 }
 
+/* Counts who is refused for load on his head as who is refused with his body (S13). */
+static enum berth_code turn_away(struct berth_sched *sched, struct berth_model *model,
+                                 enum berth_code code)
+{
+    atomic_fetch_add(&sched->refused, 1);
+    if (model != NULL) {
+        atomic_fetch_add(&model->stats.rejected, 1);
+    }
+    return code;
+}
+
 static enum berth_code busy(struct berth_sched *sched, struct berth_model *model, uint64_t waiting,
                             struct berth_err *err)
 {
     uint64_t service_ns = model == NULL ? 0 : atomic_load(&model->service_ns);
-    (void)berth_fail(err, BERTH_BUSY, "the queue is full: %llu requests wait",
-                     (unsigned long long)waiting);
+    (void)berth_fail(err, BERTH_BUSY, "the queue is full: %llu %s", (unsigned long long)waiting,
+                     waiting == 1 ? "request waits" : "requests wait");
     if (err != NULL) {
         err->retry_after_ms = berth_retry_ms(waiting, service_ns);
     }
@@ -397,6 +430,12 @@ static void handle_posts(struct berth_sched *sched)
 static void publish(struct berth_sched *sched)
 {
     uint64_t t_head_ns = 0;
+    struct berth_link *link;
+    while ((link = berth_list_pop(&sched->brims)) != NULL) {
+        struct berth_batcher *batcher = BERTH_CONTAINER_OF(link, struct berth_batcher, brim_link);
+        atomic_store_explicit(&batcher->model->queue_full, berth_batcher_is_full(batcher),
+                              memory_order_relaxed);
+    }
     for (size_t i = 0; i < sched->device_count; i++) {
         struct berth_device *device = &sched->devices[i];
         atomic_store_explicit(&device->bytes_models, device->ledger.bytes_used,
@@ -433,7 +472,7 @@ static void close_all(struct berth_sched *sched)
         atomic_store(&sched->devices[i].worker->closing, true); /* so that none hangs on for ever */
     }
     berth_ops_close(sched);
-    berth_tickets_refuse(sched, "the server is stopping");
+    berth_tickets_refuse(sched);
     BERTH_LIST_EACH(link, &sched->runtimes) {
         berth_runtime_unload(BERTH_CONTAINER_OF(link, struct berth_runtime, link));
     }

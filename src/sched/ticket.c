@@ -16,6 +16,7 @@ static void forget(struct berth_ticket *ticket);
 static bool must_hold(const struct berth_ticket *ticket);
 static void release_held(struct berth_copy *copy);
 static void refuse(struct berth_ticket *ticket, enum berth_code code, const char *text);
+static void refuse_stopping(struct berth_ticket *ticket);
 static const char *place_of(const struct berth_ticket *ticket);
 
 void berth_ticket_take(struct berth_ticket *ticket)
@@ -35,7 +36,7 @@ void berth_ticket_take(struct berth_ticket *ticket)
         return;
     }
     if (sched->draining || sched->closing) {
-        refuse(ticket, BERTH_UNAVAILABLE, "the server is stopping");
+        refuse_stopping(ticket);
         return;
     }
     if (request->t_deadline_ns <= sched->now_ns) {
@@ -75,6 +76,11 @@ void berth_ticket_enqueue(struct berth_ticket *ticket, struct berth_copy *copy)
     ticket->state = BERTH_TICKET_QUEUED;
     ticket->copy = copy;
     copy->ticket_count++;
+    if (berth_batcher_is_full(copy->batcher)) { /* S5: told when this turn has dispatched */
+        copy->batcher->model = ticket->request->model;
+        berth_list_remove(&copy->batcher->brim_link);
+        berth_list_append(&sched->brims, &copy->batcher->brim_link);
+    }
     berth_residency_pin(&copy->lease, sched->now_ns);
     ticket->request->stamps.t_loaded_ns = sched->now_ns;
     berth_list_append(&sched->queued_by_age, &ticket->age_link);
@@ -208,7 +214,7 @@ void berth_ticket_cancel(struct berth_ticket *ticket)
 
 /* An answer may take others along, so each round looks from the start; what stays there is what
  * workers hold, which is little. */
-void berth_tickets_refuse(struct berth_sched *sched, const char *text)
+void berth_tickets_refuse(struct berth_sched *sched)
 {
     struct berth_link *link = sched->tickets.next;
     while (link != &sched->tickets) {
@@ -217,7 +223,7 @@ void berth_tickets_refuse(struct berth_sched *sched, const char *text)
             link = link->next;
             continue;
         }
-        refuse(ticket, BERTH_UNAVAILABLE, text);
+        refuse_stopping(ticket);
         link = sched->tickets.next;
     }
 }
@@ -340,6 +346,13 @@ static void refuse(struct berth_ticket *ticket, enum berth_code code, const char
 {
     struct berth_err err = {0};
     (void)berth_fail(&err, code, "%s", text);
+    berth_ticket_answer(ticket, NULL, &err);
+}
+
+static void refuse_stopping(struct berth_ticket *ticket)
+{
+    struct berth_err err = {0};
+    (void)berth_sched_stopping(&err);
     berth_ticket_answer(ticket, NULL, &err);
 }
 

@@ -4,6 +4,7 @@ import concurrent.futures
 import hashlib
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -40,6 +41,7 @@ def slow_models(tmp_path_factory):
     add_model(folder, "identity", IDENTITY)
     one = IDENTITY.replace("max_batch_size: 32", "max_batch_size: 1").replace("dynamic_batching {}", "")
     add_model(folder, "bounded", one)
+    add_model(folder, "short", one + "dynamic_batching { default_queue_policy { max_queue_size: 1 } }\n")
     add_model(folder, "slow", one + 'parameters { key: "sleep_ms" value { string_value: "5000" } }\n')
     # Its answer comes too late for every test: what ends before did not wait for it.
     add_model(folder, "stuck", one + 'parameters { key: "sleep_ms" value { string_value: "600000" } }\n')
@@ -94,6 +96,32 @@ def test_full_queue_is_refused_at_once_with_retry_after(slow_models, serve):
         with sock:
             assert read_head(sock).startswith(b"HTTP/1.1 200")
     assert server.call("POST", path, BODY)[0] == 200
+
+
+def test_a_queue_of_the_configs_size_is_refused_before_the_body(slow_models, serve):
+    server = serve(slow_models, "--cpu-workers", "1")
+    path = "/v2/models/short/infer"
+    with asking(server, path, BODY[:-1] + b', "parameters": {"null_sleep_ms": 600000}}'):
+        server.wait_metric("berth_running_requests", 1)
+        with asking(server, path):
+            server.wait_metric("berth_queued_requests", 1)
+            with server.connect() as sock:
+                sock.sendall(head(path, 10**6))  # and no body
+                answer = read_head(sock)
+    assert answer.startswith(b"HTTP/1.1 503") and b"Retry-After: " in answer and b"x-should-retry: true" in answer
+    assert server.metric("nv_inference_request_failure", 'model="short",reason="REJECTED"') == 1
+
+
+def test_a_stopping_server_asks_to_come_again(slow_models, serve):
+    server = serve(slow_models, "--drain-timeout", "1ms")
+    with asking(server, "/v2/models/stuck/infer") as running:
+        server.wait_metric("berth_accepted_requests_total", 1)
+        server.process.send_signal(signal.SIGTERM)
+        answer = read_head(running)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"Retry-After: 1\r\n" in answer and b"x-should-retry: true\r\n" in answer
+    assert server.process.wait(PATIENCE_S) == 0
+    assert re.search(r' WARN sched msg="drain" unanswered=1\n', server.logged())
 
 
 def test_a_model_that_cannot_load_is_503_with_its_reason(slow_models, serve):

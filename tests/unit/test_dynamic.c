@@ -311,6 +311,93 @@ static void max_queue_size_is_exact(void **state)
     rig_close(&rig);
 }
 
+/* A full queue refuses on the head what it would refuse with its body: the same error, counted the
+ * same; never because of what idle instances are about to take. */
+static void max_queue_size_is_judged_on_the_head(void **state)
+{
+    struct rig rig;
+    struct rig_client clients[MANY];
+    struct berth_err err;
+    struct berth_model_spec *spec = dynamic_spec("a");
+    spec->batch_size_max = 1;
+    spec->dynamic.policy_default.count_max = 1;
+    rig_open(&rig);
+    rig_begin(&rig);
+    struct berth_model *model = rig_warm(&rig, spec);
+    assert_true(rig_request(&rig, &clients[0], model, 1, 4));
+    assert_int_equal(rig_submit(&rig, &clients[0]), BERTH_OK);
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_OK); /* not taken yet */
+    rig_turn(&rig);
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_OK); /* it runs */
+    rig_ask(&rig, &clients[1], model);
+    for (uint64_t i = 1; i < 3; i++) {
+        assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_UNAVAILABLE);
+        assert_string_equal(err.msg, "Exceeds maximum queue size");
+        assert_true(err.retry_after_ms > 0);
+        assert_int_equal(atomic_load(&model->stats.rejected), i);
+    }
+    rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS); /* the second runs now */
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_OK);
+    rig_ask(&rig, &clients[2], model);
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_UNAVAILABLE);
+    berth_sched_cancel(rig.sched, clients[2].request);
+    rig_turn(&rig);
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_OK);
+    finish_all(&rig);
+    leave_many(clients, 3);
+    rig_drop(model);
+    rig_close(&rig);
+}
+
+/* With priority levels the body says whose queue it is: nobody is refused before it. */
+static void levels_are_not_judged_on_the_head(void **state)
+{
+    struct rig rig;
+    struct rig_client clients[MANY];
+    struct berth_err err;
+    struct berth_model_spec *spec = dynamic_spec("a");
+    spec->batch_size_max = 1;
+    spec->dynamic.priority_levels = 2;
+    spec->dynamic.priority_level_default = 2;
+    spec->dynamic.policies[0].count_max = 1;
+    spec->dynamic.policies[1].count_max = 1;
+    rig_open(&rig);
+    rig_begin(&rig);
+    struct berth_model *model = rig_warm(&rig, spec);
+    submit_many(&rig, clients, 3, model);
+    assert_int_equal(clients[2].code, BERTH_UNAVAILABLE);
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_OK);
+    finish_all(&rig);
+    leave_many(clients, 3);
+    rig_drop(model);
+    rig_close(&rig);
+}
+
+/* What waits in a queue that is left behind does not fill the next one. */
+static void a_full_queue_of_an_unloaded_model_refuses_nobody(void **state)
+{
+    struct rig rig;
+    struct rig_client clients[MANY];
+    struct berth_err err;
+    struct berth_admin admin = {.on_done = rig_admin_done, .reply = &rig.replies,
+                                .kind = BERTH_ADMIN_UNLOAD, .name = "a", .state = &rig};
+    struct berth_model_spec *spec = dynamic_spec("a");
+    spec->batch_size_max = 1;
+    spec->dynamic.policy_default.count_max = 1;
+    rig_open(&rig);
+    rig_begin(&rig);
+    struct berth_model *model = rig_warm(&rig, spec);
+    submit_many(&rig, clients, 2, model);
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_UNAVAILABLE);
+    berth_sched_admin(rig.sched, &admin);
+    rig_turn(&rig);
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_OK);
+    finish_all(&rig);
+    leave_many(clients, 2);
+    rig_drop(model);
+    rig_close(&rig);
+}
+
 static void queue_timeout_rejects(void **state)
 {
     struct rig rig;
@@ -588,6 +675,9 @@ int main(void)
         cmocka_unit_test(ragged_inputs_may_differ),
         cmocka_unit_test(priorities_go_first),
         cmocka_unit_test(max_queue_size_is_exact),
+        cmocka_unit_test(max_queue_size_is_judged_on_the_head),
+        cmocka_unit_test(levels_are_not_judged_on_the_head),
+        cmocka_unit_test(a_full_queue_of_an_unloaded_model_refuses_nobody),
         cmocka_unit_test(queue_timeout_rejects),
         cmocka_unit_test(queue_timeout_delays),
         cmocka_unit_test(moved_back_wakes_the_next),

@@ -317,6 +317,34 @@ static void queue_bounds_are_hard(void **state)
     rig_close(&rig);
 }
 
+static void a_full_queue_says_how_many_wait(void **state)
+{
+    static const char *const texts[] = {"the queue is full: 1 request waits",
+                                        "the queue is full: 2 requests wait"};
+    for (size_t most = 1; most <= 2; most++) {
+        struct rig rig;
+        struct rig_client clients[3];
+        rig_open(&rig);
+        rig.options.model_queue_max = most;
+        rig_begin(&rig);
+        struct berth_model *model = rig_warm(&rig, rig_spec("a"));
+        for (size_t i = 0; i <= most; i++) {
+            assert_true(rig_request(&rig, &clients[i], model, 1, 4));
+            assert_int_equal(rig_submit(&rig, &clients[i]), i < most ? BERTH_OK : BERTH_BUSY);
+        }
+        assert_string_equal(clients[most].msg, texts[most - 1]);
+        rig_turn(&rig);
+        while (rig.sent_count > 0) {
+            rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
+        }
+        for (size_t i = 0; i <= most; i++) {
+            rig_leave(&clients[i]);
+        }
+        rig_drop(model);
+        rig_close(&rig);
+    }
+}
+
 /* Three wait, 100 ms each by what was measured: who has less time than that need not come. */
 static void deadlines_are_judged_by_the_queue(void **state)
 {
@@ -397,11 +425,16 @@ static void drain_waits_then_answers(void **state)
     rig_turn(&rig);
     assert_true(rig_request(&rig, &late, model, 1, 4));
     assert_int_equal(rig_submit(&rig, &late), BERTH_UNAVAILABLE);
+    assert_int_equal(late.retry_after_ms, 1000); /* another server takes it */
+    struct berth_err err;
+    assert_int_equal(berth_sched_judge(rig.sched, model, 0, &err), BERTH_UNAVAILABLE);
+    assert_int_equal(err.retry_after_ms, 1000);
     rig_finish(&rig, BERTH_WORKER_RUN, 10 * RIG_MS);
     assert_int_equal(running.code, BERTH_OK);
     assert_null(rig.admin_back);
     rig_advance(&rig, 40 * RIG_MS);
     assert_int_equal(queued.code, BERTH_UNAVAILABLE);
+    assert_int_equal(queued.retry_after_ms, 1000);
     assert_ptr_equal(rig.admin_back, &admin);
     assert_int_equal(admin.err.code, BERTH_OK);
     struct berth_sched_stats stats;
@@ -818,6 +851,7 @@ int main(void)
         cmocka_unit_test(cancel_at_every_stage),
         cmocka_unit_test(load_nobody_wants_is_not_begun),
         cmocka_unit_test(queue_bounds_are_hard),
+        cmocka_unit_test(a_full_queue_says_how_many_wait),
         cmocka_unit_test(deadlines_are_judged_by_the_queue),
         cmocka_unit_test(errors_reach_their_rows),
         cmocka_unit_test(drain_waits_then_answers),
