@@ -8,10 +8,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/cuda/gpu_targets.h"
 #include "engine/engine.h"
 
 #define PREFIX "cuda:"
 #define DEVICES_MAX 1024
+#define TARGETS BERTH_GPU_TARGETS /* the build's */
+
+static enum berth_code check_code(int device, struct berth_err *err);
 
 enum berth_code berth_gpu_parse(const char *device, int *out, struct berth_err *err)
 {
@@ -59,10 +63,25 @@ enum berth_code berth_gpu_use(int device, struct berth_err *err)
         return berth_fail(err, BERTH_UNAVAILABLE, "no GPU cuda:%d here: there are %d", device,
                           count);
     }
+    BERTH_TRY(check_code(device, err));
     status = cudaSetDevice(device);
     if (status != cudaSuccess) {
         return berth_gpu_fail(err, status, "taking the GPU");
     }
+    return BERTH_OK;
+}
+
+enum berth_code berth_gpu_capability(int device, int *out, struct berth_err *err)
+{
+    int major = 0, minor = 0;
+    cudaError_t status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    if (status == cudaSuccess) {
+        status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    }
+    if (status != cudaSuccess) {
+        return berth_gpu_fail(err, status, "asking for the compute capability");
+    }
+    *out = 10 * major + minor;
     return BERTH_OK;
 }
 
@@ -119,4 +138,18 @@ enum berth_code berth_gpu_fail(struct berth_err *err, cudaError_t status, const 
     berth_gpu_note(status);
     return berth_fail(err, BERTH_UNAVAILABLE, "CUDA, %s: %s (%s)", doing,
                       cudaGetErrorString(status), cudaGetErrorName(status));
+}
+
+/* Whether this program's kernels run on it. */
+static enum berth_code check_code(int device, struct berth_err *err)
+{
+    int capability = 0;
+    BERTH_TRY(berth_gpu_capability(device, &capability, err));
+    if (!berth_gpu_targets_suit(TARGETS, capability)) {
+        return berth_fail(err, BERTH_UNSUPPORTED,
+                          "the GPU cuda:%d has compute capability %d.%d; this program has code for "
+                          "%s (gpu_targets of its build)",
+                          device, capability / 10, capability % 10, TARGETS);
+    }
+    return BERTH_OK;
 }

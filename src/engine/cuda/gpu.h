@@ -18,8 +18,11 @@ extern "C" {
 /* "cuda:N" as N; INVALID for anything else. Asks no driver. */
 enum berth_code berth_gpu_parse(const char *device, int *out, struct berth_err *err) BERTH_MUST_USE;
 /* Makes the GPU this thread's; the first call in a process makes its context (about 0.3 s).
- * UNAVAILABLE, in a sentence for people, where there is no driver or no such GPU. */
+ * UNAVAILABLE, in a sentence for people, where there is no driver or no such GPU; UNSUPPORTED for
+ * one that this build has no code for (gpu_targets.h). */
 enum berth_code berth_gpu_use(int device, struct berth_err *err) BERTH_MUST_USE;
+/* Its compute capability: 90 for 9.0. Makes no context. */
+enum berth_code berth_gpu_capability(int device, int *out, struct berth_err *err) BERTH_MUST_USE;
 struct berth_gpu_facts {
     char name[64];
     uint64_t bytes;

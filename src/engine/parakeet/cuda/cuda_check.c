@@ -9,7 +9,8 @@
 #include "engine/parakeet/cuda/cuda_device.h"
 #include "engine/parakeet/cuda/linear.h"
 
-#define NARROW_CAPABILITY 9 /* the products with scales that linear.c asks for are Hopper's alone */
+/* The products with scales that linear.c asks for are Hopper's alone. */
+#define NARROW_CAPABILITY 90
 
 /* A field, and whether the kernels take it. */
 struct rule {
@@ -57,21 +58,14 @@ enum berth_code berth_parakeet_cuda_narrow(const char *device,
                                            struct berth_err *err)
 {
     const uint32_t hidden = config->hidden, inner = config->inner;
-    int ordinal = 0, major = 0, minor = 0;
+    int ordinal = 0, capability = 0;
     BERTH_TRY(berth_gpu_parse(device, &ordinal, err));
-    cudaError_t error =
-        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
-    if (error == cudaSuccess) {
-        error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
-    }
-    if (error != cudaSuccess) {
-        return berth_gpu_fail(err, error, "asking for the compute capability");
-    }
-    if (major != NARROW_CAPABILITY) {
+    BERTH_TRY(berth_gpu_capability(ordinal, &capability, err));
+    if (capability != NARROW_CAPABILITY) {
         return berth_fail(err, BERTH_UNSUPPORTED,
                           "precision fp8 needs a GPU of compute capability 9.0 (H100, H200); "
                           "%s has %d.%d",
-                          device, major, minor);
+                          device, capability / 10, capability % 10);
     }
     if (hidden % 16 != 0 || inner % 16 != 0 || inner > BERTH_PARAKEET_CUDA_NARROW_MAX) {
         return berth_fail(err, BERTH_UNSUPPORTED,
