@@ -41,8 +41,12 @@ enum berth_code berth_keys_read(const char *path, struct berth_key_set **out, st
     BERTH_TRY(berth_file_load(path, KEYS_BYTES_MAX, &text, &length, err));
     enum berth_code code = BERTH_OK;
     struct berth_key_set *set = berth_alloc(sizeof(*set));
+    size_t lines = 1;
+    for (size_t i = 0; i < length && lines < KEYS_MAX; i++) {
+        lines += text[i] == '\n';
+    }
     if (set != NULL) {
-        set->keys = berth_alloc(KEYS_MAX * sizeof(*set->keys));
+        set->keys = berth_alloc(lines * sizeof(*set->keys));
     }
     if (set == NULL || set->keys == NULL) {
         code = berth_fail(err, BERTH_UNAVAILABLE, "no memory for keys");

@@ -59,13 +59,18 @@ enum berth_code berth_kserve_check_json(const struct berth_tensor *tensor,
     const unsigned char *end = at == NULL ? NULL : at + tensor->range.length;
     const char *string;
     uint32_t length;
-    while (berth_bytes_next(&at, end, &string, &length)) {
+    size_t elements = 0, count = 0;
+    for (; berth_bytes_next(&at, end, &string, &length); count++) {
         if (berth_utf8_valid_length(string, length) != length) {
             return berth_fail_field(err, BERTH_INVALID, "outputs",
                                     "output %s is not UTF-8 text. Please use the binary data "
                                     "format for it",
                                     tensor->name);
         }
+    }
+    if (at != end || !berth_tensor_elements(tensor, &elements) || count != elements) {
+        return berth_fail(err, BERTH_INTERNAL, "output %s is not the strings that its shape says",
+                          tensor->name);
     }
     return BERTH_OK;
 }

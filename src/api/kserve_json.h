@@ -16,7 +16,7 @@ enum berth_code berth_kserve_read_data(const struct berth_json_value *items, enu
                                        struct berth_buf *out, size_t *count,
                                        struct berth_err *err) BERTH_MUST_USE;
 /* Can it be told in JSON? FP16 and BF16 have no form there, and strings must be UTF-8. INVALID
- * names the output. */
+ * names the output; INTERNAL: a model's strings are malformed, or not as many as its shape says. */
 enum berth_code berth_kserve_check_json(const struct berth_tensor *tensor,
                                         struct berth_slabs *slabs,
                                         struct berth_err *err) BERTH_MUST_USE;

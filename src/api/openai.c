@@ -157,7 +157,9 @@ static enum berth_code judge_temperature(struct berth_call *call, const char *va
     struct speech *speech = call->state;
     char *stop = NULL;
     speech->temperature = strtod(value, &stop);
-    if (stop == value || *stop != '\0' || !(speech->temperature >= 0 && speech->temperature <= 1)) {
+    bool decimal = value[strspn(value, "0123456789.eE+-")] == '\0'; /* no space, no hexadecimal */
+    if (!decimal || stop == value || *stop != '\0' ||
+        !(speech->temperature >= 0 && speech->temperature <= 1)) {
         return berth_fail_field(err, BERTH_INVALID, "temperature",
                                 "temperature '%.40s' is not a number from 0 to 1", value);
     }

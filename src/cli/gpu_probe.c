@@ -2,13 +2,13 @@
  *     cuda:0 BYTES BYTES_FREE NAME
  * and ends with 0, or prints a reason and ends with 1. A process of its own, so that this one links
  * no CUDA and a driver that hangs or crashes costs no more than the answer. Every wait has an end:
- * a process that hangs in a driver does not even die when it is killed.
+ * a process that hangs in a driver does not even die when it is killed. What it prints goes into
+ * logs and onto terminals: one line of text of it, without a control character.
  */
 #include "cli/gpu_probe.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
@@ -17,6 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/buf.h"
 #include "base/clock.h"
 
 #define BESIDE "berth-cuda"
@@ -34,6 +35,9 @@ static enum berth_code run(const char *program, uint64_t wait_ns, char *text,
 static int spawn_with(pid_t *pid, const char *program, int out_fd);
 static bool read_all(int fd, uint64_t t_end_ns, char *text);
 static bool reap(pid_t pid, uint64_t t_end_ns, int *status);
+static bool read_answer(const char *text, struct berth_gpu_found *out);
+static bool read_bytes(const char **at, uint64_t *out);
+static void keep_line(char *text);
 
 enum berth_code berth_gpu_probe(const char *program, struct berth_gpu_found *out,
                                 struct berth_err *err)
@@ -42,10 +46,8 @@ enum berth_code berth_gpu_probe(const char *program, struct berth_gpu_found *out
     *out = (struct berth_gpu_found){0};
     BERTH_TRY(find_program(program, out, err));
     BERTH_TRY(run(out->program, WAIT_NS, text, err));
-    text[strcspn(text, "\n")] = '\0';
-    if (sscanf(text, "%15s %" SCNu64 " %" SCNu64 " %95[^\n]", out->device, &out->bytes,
-               &out->bytes_free, out->name) != 4 ||
-        strncmp(out->device, "cuda:", 5) != 0) {
+    keep_line(text);
+    if (!read_answer(text, out)) {
         return berth_fail(err, BERTH_UNAVAILABLE, "%.150s does not say what GPU it sees",
                           out->program);
     }
@@ -105,7 +107,7 @@ static enum berth_code run(const char *program, uint64_t wait_ns, char *text,
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0) {
         return BERTH_OK;
     }
-    text[strcspn(text, "\n")] = '\0';
+    keep_line(text);
     return berth_fail(err, BERTH_UNAVAILABLE, "%s",
                       text[0] != '\0' ? text : "berth-cuda failed without a word");
 }
@@ -177,5 +179,58 @@ static bool reap(pid_t pid, uint64_t t_end_ns, int *status)
             return false;
         }
         usleep(LOOK_US);
+    }
+}
+
+/* false: it is something else, and *out is as it was. */
+static bool read_answer(const char *text, struct berth_gpu_found *out)
+{
+    struct berth_gpu_found found = *out;
+    size_t device = strcspn(text, " ");
+    const char *at = text + device;
+    if (strncmp(text, "cuda:", 5) != 0 || device >= sizeof(found.device) || device == 5 ||
+        5 + strspn(text + 5, "0123456789") != device || !read_bytes(&at, &found.bytes) ||
+        !read_bytes(&at, &found.bytes_free) || found.bytes_free > found.bytes || at[0] != ' ' ||
+        at[1] == '\0') {
+        return false;
+    }
+    size_t name = strnlen(at + 1, sizeof(found.name) - 1);
+    name = berth_utf8_valid_length(at + 1, name); /* where it is cut, no character is */
+    memcpy(found.device, text, device);
+    found.device[device] = '\0';
+    memcpy(found.name, at + 1, name);
+    found.name[name] = '\0';
+    *out = found;
+    return true;
+}
+
+/* A space and a number, neither of which may be missing; at most 18 digits. */
+static bool read_bytes(const char **at, uint64_t *out)
+{
+    const char *digits = *at + (**at == ' ');
+    size_t count = strspn(digits, "0123456789");
+    if (digits == *at || count == 0 || count > 18) {
+        return false;
+    }
+    *out = 0;
+    for (size_t i = 0; i < count; i++) {
+        *out = *out * 10 + (uint64_t)(digits[i] - '0');
+    }
+    *at = digits + count;
+    return true;
+}
+
+/* The first line, up to where it is no text, with '?' for what is not to be shown. */
+static void keep_line(char *text)
+{
+    text[strcspn(text, "\n")] = '\0';
+    text[berth_utf8_valid_length(text, strlen(text))] = '\0';
+    for (; *text != '\0'; text++) {
+        bool c1 = (unsigned char)text[0] == 0xC2 && (unsigned char)text[1] < 0xA0;
+        if ((unsigned char)*text < ' ' || *text == 0x7F) {
+            *text = '?';
+        } else if (c1) { /* a control character of two bytes */
+            text[0] = text[1] = '?';
+        }
     }
 }

@@ -203,6 +203,20 @@ def test_fields_are_text_and_no_nul(speech_server, name, value):
     assert got == (413 if len(value) > 9 else 400) and error["param"] == name and name in error["message"]
 
 
+@pytest.mark.parametrize("value", [b"", b" ", b" 0.5", b"0.5 ", b"\n1", b"0x1", b"0x.8p0", b"nan", b"inf", b"1e", b"-", b".", b"-0.1",
+                                   b"1.0001", b"1e9999", b"0,5"])
+def test_a_temperature_is_a_decimal_from_0_to_1(speech_server, value):
+    parts = [("model", MODEL.encode()), ("temperature", value), ("file", wav(0.05))]
+    got, error = post(speech_server, form(*parts))
+    assert got == 400 and error["param"] == "temperature", error
+
+
+@pytest.mark.parametrize("value", [b"0", b"1", b"0.", b".5", b"+0.5", b"5e-1", b"5E-1", b"1e-9999"])
+def test_temperatures_are_taken(speech_server, value):
+    parts = [("model", MODEL.encode()), ("temperature", value), ("file", wav(0.05))]
+    assert post(speech_server, form(*parts))[0] == 200
+
+
 @pytest.mark.parametrize("name", ["prompt\0", "\0", "mo\0del"])
 def test_names_of_fields_have_no_nul(speech_server, name):
     got, error = post(speech_server, form((name, b"x"), ("model", MODEL.encode()), ("file", wav(1))))

@@ -1,5 +1,5 @@
-/* test_transcribe.c - a recording that cannot be read: `berth transcribe` says what the system said,
- * and calls "not a regular file" only what is none. */
+/* test_transcribe.c - a recording that cannot be read: `berth transcribe` says what the system
+ * said, and calls "not a regular file" only what is none. */
 #include <errno.h>
 #include <fcntl.h>
 #include <setjmp.h>
