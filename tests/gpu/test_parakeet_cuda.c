@@ -1,7 +1,8 @@
 /* test_parakeet_cuda.c - every kernel of the CUDA back end against its CPU twin, and its time.
  *
- * usage: test_parakeet_cuda [check|time|both] [plain]      (default: both; plain: no kernel starts
- *        before the one it follows has ended)
+ * usage: test_parakeet_cuda [check|time|both] [plain|small]      (default: both; plain: no kernel
+ *        starts before the one it follows has ended; small: that, and all else that is decided by
+ *        the device as on a small one, such as an L4, so that its ways are walked on any)
  * Prints PASS or FAIL with the relative error ||out - twin|| / ||twin|| of each case, then medians
  * per kernel at the shape of Parakeet 0.6B; exit status 0 when nothing failed. Inputs are random
  * and rounded to halves first (the stream: float32); outputs are poisoned before, and zeros are
@@ -28,6 +29,9 @@
 #define LIMIT 1e-3        /* of the relative error: halves out, float32 sums */
 #define LIMIT_STREAM 1e-4 /* float32 out */
 #define LIMIT_NARROW 1e-2 /* e4m3 out, beside the twin's e4m3 */
+#define SMALL_CAPABILITY 89
+#define SMALL_SHARED (99 << 10) /* bytes a block may have */
+#define SMALL_COUNT 58          /* multiprocessors */
 #define REPEATS 20
 #define ROUNDS 9
 
@@ -1492,7 +1496,12 @@ int main(int argc, char **argv)
     need(b.gpu->open("cuda:0", 1, &b.on_gpu, &err) == BERTH_OK, err.msg);
     need(cudaEventCreate(&b.begin) == cudaSuccess && cudaEventCreate(&b.end) == cudaSuccess,
          "events");
-    b.on_gpu->overlap = b.on_gpu->overlap && !(argc > 2 && strcmp(argv[2], "plain") == 0);
+    b.on_gpu->overlap = b.on_gpu->overlap && argc <= 2;
+    if (argc > 2 && strcmp(argv[2], "small") == 0) {
+        b.on_gpu->capability = SMALL_CAPABILITY;
+        b.on_gpu->shared_bytes_max = SMALL_SHARED;
+        b.on_gpu->sm_count = SMALL_COUNT;
+    }
     if (strcmp(what, "time") != 0) {
         check_all(&b);
         printf("%d failed\n", b.failures);
