@@ -35,7 +35,7 @@ static const struct command commands[] = {
      "0, whatever is weak or missing", berth_cli_doctor},
     {"bench", BERTH_CMD_BENCH, "transcribe FILE... | infer|parakeet", true,
      "load a server and measure its answers; parakeet: the engine",
-     "0 where it could measure, 1 where it could not",
+     "0 where it could measure, 1 where it could not, as where no answer was 200",
      berth_cli_bench},
 };
 

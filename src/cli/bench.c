@@ -39,7 +39,9 @@ static enum berth_code check_infer(const struct berth_config *config, struct ber
 static void put_head(struct bench *bench, struct berth_buf *out, const char *path,
                      const char *headers, size_t length);
 static double cpu_seconds(uint64_t pid);
-static void report(const struct bench *bench, const struct berth_load_result *result, double cpu_s);
+static bool report(const struct bench *bench, const struct berth_load_result *result, double cpu_s);
+static json_t *time_json(const struct berth_load_result *result, double us);
+static void explain(const struct berth_load_result *result);
 
 int berth_cli_bench(const struct berth_config *config)
 {
@@ -52,6 +54,7 @@ int berth_cli_bench(const struct berth_config *config)
     struct bench *bench = berth_alloc(sizeof(*bench));
     struct berth_load_result *result = berth_alloc(sizeof(*result));
     enum berth_code code = BERTH_OK;
+    bool answered = false;
     if (bench == NULL || result == NULL) {
         code = berth_fail(&err, BERTH_UNAVAILABLE, "no memory");
         goto out;
@@ -88,7 +91,7 @@ int berth_cli_bench(const struct berth_config *config)
     double before_s = cpu_seconds(config->pid);
     code = berth_load_run(&options, result, &err);
     if (code == BERTH_OK) {
-        report(bench, result, cpu_seconds(config->pid) - before_s);
+        answered = report(bench, result, cpu_seconds(config->pid) - before_s);
     }
 out:
     for (size_t i = 0; bench != NULL && i < FILES_MAX; i++) {
@@ -96,7 +99,7 @@ out:
     }
     berth_free(bench);
     berth_free(result);
-    return code == BERTH_OK ? 0 : berth_cli_fail(&err);
+    return code != BERTH_OK ? berth_cli_fail(&err) : answered ? 0 : 1;
 }
 
 static enum berth_code split_url(struct bench *bench, struct berth_err *err)
@@ -323,7 +326,8 @@ static double cpu_seconds(uint64_t pid)
     return sum_s;
 }
 
-static void report(const struct bench *bench, const struct berth_load_result *result, double cpu_s)
+/* Whether there was an answer to measure. */
+static bool report(const struct bench *bench, const struct berth_load_result *result, double cpu_s)
 {
     const struct berth_hist *latency = &result->latency_us;
     double seconds = (double)result->measured_ns / 1e9;
@@ -336,14 +340,15 @@ static void report(const struct bench *bench, const struct berth_load_result *re
     /* CPU time covers warm-up too, so it is shared among all requests of the whole run. */
     double share = seconds / (seconds + (double)bench->config->warmup / 1e9);
     json_t *root = json_pack(
-        "{s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}", "requests_per_s",
+        "{s:f, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "requests_per_s",
         (double)good / seconds, "answered", (json_int_t)result->answered, "broken",
         (json_int_t)result->broken, "unsent", (json_int_t)result->unsent, "mean_ms",
-        good == 0 ? 0.0 : (double)latency->sum / (double)good / 1e3, "p50_ms",
-        (double)berth_hist_quantile(latency, 0.5) / 1e3, "p90_ms",
-        (double)berth_hist_quantile(latency, 0.9) / 1e3, "p99_ms",
-        (double)berth_hist_quantile(latency, 0.99) / 1e3, "p999_ms",
-        (double)berth_hist_quantile(latency, 0.999) / 1e3, "max_ms", (double)latency->max / 1e3);
+        time_json(result, good == 0 ? 0.0 : (double)latency->sum / (double)good), "p50_ms",
+        time_json(result, (double)berth_hist_quantile(latency, 0.5)), "p90_ms",
+        time_json(result, (double)berth_hist_quantile(latency, 0.9)), "p99_ms",
+        time_json(result, (double)berth_hist_quantile(latency, 0.99)), "p999_ms",
+        time_json(result, (double)berth_hist_quantile(latency, 0.999)), "max_ms",
+        time_json(result, (double)latency->max));
     if (bench->seconds[0] > 0) { /* recordings */
         json_object_set_new(root, "audio_per_s", json_real(audio_s / seconds));
     }
@@ -368,16 +373,46 @@ static void report(const struct bench *bench, const struct berth_load_result *re
         json_t *value;
         json_object_foreach(root, key, value)
         {
+            if (json_is_null(value)) {
+                continue;
+            }
             char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
             printf("%-20s %s\n", key, text);
             free(text); /* lib-owned */
         }
     }
-    if (good == 0) {
-        fprintf(stderr, "berth: %s\n",
-                result->answered > 0 ? "no answer was 200; one request by curl, or the server's "
-                                       "log, tells why"
-                                     : "nothing was answered in that time; see --duration");
-    }
+    explain(result);
     json_decref(root);
+    return good > 0;
+}
+
+/* Null where no answer was a 200: there is no time to tell. */
+static json_t *time_json(const struct berth_load_result *result, double us)
+{
+    return result->statuses[200] == 0 ? json_null() : json_real(us / 1e3);
+}
+
+/* What went wrong, in the server's words where it said something. */
+static void explain(const struct berth_load_result *result)
+{
+    struct berth_buf body = {0};
+    struct berth_err err = {0};
+    bool good = result->statuses[200] > 0;
+    if (result->refusal_status != 0) {
+        berth_buf_append(&body, result->refusal, result->refusal_length);
+        berth_remote_refused(&body, result->refusal_status, &err);
+        berth_buf_finish(&body);
+        if (result->stopped) {
+            fprintf(stderr, "berth: stopped, for the first %d answers were refusals: %s\n",
+                    BERTH_LOAD_REFUSED_MAX, err.msg);
+        } else {
+            fprintf(stderr, "berth: %s; the first that was not: %s\n",
+                    good ? "not all answers were 200" : "no answer was 200", err.msg);
+        }
+    } else if (!good && result->broken > 0) {
+        fputs("berth: every connection ended without an answer; is it an http:// server?\n",
+              stderr);
+    } else if (!good) {
+        fputs("berth: nothing was answered in that time; see --duration\n", stderr);
+    }
 }

@@ -52,6 +52,10 @@ struct load {
     uint64_t random;
     size_t next_request;
     uint64_t out; /* requests under way */
+    const struct client *told;                /* whose body is the first refusal's; NULL: none yet */
+    bool good;                                /* a 200 was seen */
+    uint64_t refused;                         /* that time does not mend */
+    uint64_t statuses[BERTH_LOAD_STATUS_MAX]; /* of all answers */
 };
 
 static enum berth_code prepare(struct load *load, struct berth_err *err);
@@ -66,6 +70,9 @@ static enum berth_code client_event(struct load *load, struct client *client, ui
 static bool client_write(struct load *load, struct client *client);
 static int client_read(struct load *load, struct client *client);
 static int take_head(struct client *client);
+static void take_refusal(struct load *load, const struct client *client, const char *bytes,
+                         size_t length);
+static void watch_refusals(struct load *load, const struct client *client);
 static void answered(struct load *load, struct client *client);
 static double share_within(uint64_t a, uint64_t b, uint64_t first, uint64_t end);
 static double uniform(struct load *load);
@@ -125,6 +132,9 @@ static enum berth_code run(struct load *load, struct berth_err *err)
         } else if (load->out == 0 || now_ns > t_end_ns + GRACE_NS) {
             break;
         }
+        if (load->result->stopped) {
+            break;
+        }
         uint64_t until = options->rate > 0 && now_ns < t_end_ns ? load->t_next_ns
                                                                 : now_ns + 10 * BERTH_NS_PER_MS;
         uint64_t wait_ns = until > now_ns ? until - now_ns : 0;
@@ -141,7 +151,7 @@ static enum berth_code run(struct load *load, struct berth_err *err)
         }
         now_ns = berth_clock_now_ns();
     }
-    load->result->unsent = load->due_count + load->out;
+    load->result->unsent = load->result->stopped ? 0 : load->due_count + load->out;
     load->result->measured_ns = options->duration_ns;
     return BERTH_OK;
 }
@@ -238,6 +248,9 @@ static enum berth_code client_event(struct load *load, struct client *client, ui
         /* Closed: after an answer that is its right; in the middle of one it is a failure. */
         if (client->busy) {
             load->result->broken++;
+            if (load->told == client && load->result->refusal_status == 0) {
+                load->told = NULL; /* another's will be whole */
+            }
             load->out--;
             client->busy = false;
             load->free[load->free_count++] = (uint32_t)(client - load->clients);
@@ -285,6 +298,13 @@ static int client_read(struct load *load, struct client *client)
             if (state == 0) {
                 continue;
             }
+            if (client->status != 200 && load->told == NULL) {
+                load->told = client;
+                load->result->refusal_length = 0;
+            }
+            const char *body = strstr(client->head, "\r\n\r\n") + 4;
+            take_refusal(load, client, body,
+                         client->head_length - (size_t)(body - client->head));
         }
         if (client->body_left == 0) {
             return 1;
@@ -296,6 +316,7 @@ static int client_read(struct load *load, struct client *client)
         }
         load->result->bytes_in += (uint64_t)got;
         client->body_left -= (uint64_t)got;
+        take_refusal(load, client, sink, (size_t)got);
     }
 }
 
@@ -313,12 +334,48 @@ static int take_head(struct client *client)
     }
     client->status = (int)strtol(client->head + 9, NULL, 10);
     client->body_left = strtoull(length + 17, NULL, 10);
-    if (extra > client->body_left) {
+    if (extra > client->body_left || client->status < 100 ||
+        client->status >= BERTH_LOAD_STATUS_MAX) {
         return -1;
     }
     client->body_left -= extra;
     client->in_body = true;
     return 1;
+}
+
+/* A piece of an answer's body: kept, if it is of the first that is no 200. */
+static void take_refusal(struct load *load, const struct client *client, const char *bytes,
+                         size_t length)
+{
+    struct berth_load_result *result = load->result;
+    if (load->told == client && result->refusal_status == 0) {
+        size_t room = sizeof(result->refusal) - result->refusal_length;
+        size_t take = length < room ? length : room;
+        memcpy(result->refusal + result->refusal_length, bytes, take);
+        result->refusal_length += take;
+    }
+}
+
+/* Whether there is sense in going on: thousands of requests that cannot be served tell no more than
+ * the first. */
+static void watch_refusals(struct load *load, const struct client *client)
+{
+    struct berth_load_result *result = load->result;
+    int status = client->status;
+    if (load->told == client && result->refusal_status == 0) {
+        result->refusal_status = status;
+    }
+    load->statuses[status]++;
+    load->good = load->good || status == 200;
+    load->refused += status != 200 && status != 429 && status != 503;
+    if (!load->good && load->refused == BERTH_LOAD_REFUSED_MAX) {
+        result->stopped = true;
+        result->answered = 0;
+        memcpy(result->statuses, load->statuses, sizeof(result->statuses));
+        for (int i = 0; i < BERTH_LOAD_STATUS_MAX; i++) {
+            result->answered += load->statuses[i];
+        }
+    }
 }
 
 static void answered(struct load *load, struct client *client)
@@ -328,9 +385,7 @@ static void answered(struct load *load, struct client *client)
     uint64_t t_first_ns = load->t_start_ns + load->options->warmup_ns;
     if (client->t_due_ns >= t_first_ns) {
         result->answered++;
-        if (client->status >= 0 && client->status < BERTH_LOAD_STATUS_MAX) {
-            result->statuses[client->status]++;
-        }
+        result->statuses[client->status]++;
         if (client->status == 200) {
             berth_hist_record(&result->latency_us, (now_ns - client->t_due_ns) / BERTH_NS_PER_US);
         }
@@ -339,6 +394,7 @@ static void answered(struct load *load, struct client *client)
         result->request_shares[client->request] += share_within(
             client->t_due_ns, now_ns, t_first_ns, t_first_ns + load->options->duration_ns);
     }
+    watch_refusals(load, client);
     client->busy = false;
     load->out--;
     load->free[load->free_count++] = (uint32_t)(client - load->clients);

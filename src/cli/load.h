@@ -7,6 +7,7 @@
 #ifndef BERTH_LOAD_H
 #define BERTH_LOAD_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,6 +16,8 @@
 #include "base/hist.h"
 
 #define BERTH_LOAD_STATUS_MAX 600
+#define BERTH_LOAD_REFUSAL_MAX 8192
+#define BERTH_LOAD_REFUSED_MAX 100 /* refusals before the first 200 that end a run */
 
 struct berth_load_options {
     const char *host; /* numeric address */
@@ -30,6 +33,13 @@ struct berth_load_options {
 
 struct berth_load_result {
     struct berth_hist latency_us; /* of answers with status 200 */
+    /* The first answer that was no 200, in the warm-up too, and the beginning of its body. */
+    int refusal_status; /* 0: there was none */
+    char refusal[BERTH_LOAD_REFUSAL_MAX];
+    size_t refusal_length;
+    /* Ended early: BERTH_LOAD_REFUSED_MAX answers were refusals that time does not mend (others than
+     * 429 and 503), and none was a 200. All answers are counted then, those of the warm-up too. */
+    bool stopped;
     uint64_t statuses[BERTH_LOAD_STATUS_MAX];
     uint64_t answered;      /* counted answers, whatever their status */
     uint64_t broken;        /* connections that ended in the middle of an answer */

@@ -1,8 +1,11 @@
 """What `berth bench` says of a server that refuses, what each command's help speaks of, and what a newcomer sees."""
 
+import hashlib
+import http.server
 import json
 import re
 import subprocess
+import threading
 
 import pytest
 
@@ -71,3 +74,153 @@ def test_what_bench_needs_is_named(arguments, needed):
     result = berth("bench", *arguments)
     assert result.returncode == 2 and needed in result.stderr and result.stdout == ""
     assert "whisper" not in result.stderr
+
+
+class Scripted(http.server.ThreadingHTTPServer):
+    """Answers by a list of (status, body), the last again and again; counts what it was asked."""
+
+    daemon_threads = True
+    request_queue_size = 128  # connections at once; one too many would try again after a second
+
+    def __init__(self, answers):
+        super().__init__(("127.0.0.1", 0), ScriptedHandler)
+        self.answers, self.asked, self.mu = answers, 0, threading.Lock()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_):
+        """Who stops early does not wait for its last answers."""
+
+
+class ScriptedHandler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one piece
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        with self.server.mu:
+            status, body = self.server.answers[min(self.server.asked, len(self.server.answers) - 1)]
+            self.server.asked += 1
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def scripted():
+    running = []
+
+    def start(*answers):
+        running.append(Scripted(answers))
+        threading.Thread(target=running[-1].serve_forever, args=(0.05,), daemon=True).start()
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+TIMES = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")
+
+
+def infer(url, *flags, model="m", tensor="INPUT0:FP32:1,4"):
+    return berth("bench", "infer", "--url", url, "--model", model, "--input", tensor, *flags)
+
+
+def nothing_measured(result, why):
+    """A JSON answer of a run without a 200."""
+    assert result.returncode == 1 and why in result.stderr, result.stderr
+    answer = json.loads(result.stdout)
+    assert [answer[name] for name in TIMES] == [None] * len(TIMES)
+    assert answer["requests_per_s"] == 0 and sum(answer["statuses"].values()) == answer["answered"]
+    return answer
+
+
+LONG = ("--warmup", "1h", "--duration", "1h")  # who does not stop early fails by berth()'s patience
+
+
+@pytest.mark.parametrize("model, tensor, flags, why", [
+    ("identity", "INPUT9:FP32:1,4", (), "INPUT9"), ("identity", "INPUT0:INT64:1,4", (), "INPUT0"),
+    ("ocr_rec", "x:FP32:1,3,48,321", (), "shape"), ("no such", "INPUT0:FP32:1,4", (), "no such"),
+    ("identity", "INPUT9:FP32:1,4", ("--rate", "5000"), "INPUT9"),
+    ("identity", "INPUT9:FP32:1,4", ("--concurrency", "1"), "INPUT9"),
+    ("identity", "INPUT9:FP32:1,4", ("--concurrency", "500"), "INPUT9"),
+])
+def test_a_model_that_refuses_ends_the_run(null_server, model, tensor, flags, why):
+    before = null_server.metric("berth_accepted_requests_total")
+    model = model.replace(" ", "%20")
+    answer = nothing_measured(infer(null_server.url, "--json", *LONG, *flags, model=model, tensor=tensor), why)
+    assert set(answer["statuses"]) <= {"400", "404"} and 100 <= answer["answered"] < 1000 and answer["unsent"] == 0
+    assert null_server.metric("berth_accepted_requests_total") - before < 2000
+    text = infer(null_server.url, *LONG, *flags, model=model, tensor=tensor)
+    assert text.returncode == 1 and "_ms" not in text.stdout and "statuses" in text.stdout
+    assert re.search(r"the server answered 40[04]: ", text.stderr)
+
+
+def test_a_key_that_is_missing(null_models, serve, tmp_path):
+    (tmp_path / "keys").write_text(f"sha256:{hashlib.sha256(b'k').hexdigest()} me\n")
+    server = serve(null_models, "--keys-file", tmp_path / "keys")
+    arguments = ("--json", "--duration", "300ms", "--warmup", "0")
+    assert set(nothing_measured(infer(server.url, *arguments, model="identity"), "--key")["statuses"]) == {"401"}
+    assert infer(server.url, *arguments, "--key", "k", model="identity").returncode == 0
+
+
+OK, BAD = (200, b"{}"), (400, b'{"error": "not so"}')
+BUSY, FULL = (429, b'{"error": "later"}'), (503, b'{"error": {"message": "no room"}}')
+
+
+@pytest.mark.parametrize("answers, says", [
+    ([BAD], "not so"), ([(500, b'{"error": "broke"}')], "500: broke"), ([(302, b"")], "302"), ([(404, b"<html>")], "404"),
+    ([(400, b'{"error": "' + b"x" * 100000 + b'"}')], "400"), ([BUSY, FULL, BAD], "429: later"),
+    ([FULL] * 300 + [BAD], "503: no room"),
+])
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_refusals_that_time_does_not_mend_stop_it(scripted, answers, says, concurrency):
+    server = scripted(*answers)
+    answer = nothing_measured(infer(server.url, "--json", "--concurrency", concurrency, *LONG), says)
+    wanted = len(answers) - 1 + 100
+    assert answer["answered"] >= 100 and wanted <= server.asked <= wanted + 4 * concurrency
+
+
+@pytest.mark.parametrize("answers, says", [([BUSY], "429: later"), ([FULL], "503: no room"), ([BUSY, FULL], "429: later")])
+def test_refusals_that_time_mends_do_not(scripted, answers, says):
+    server = scripted(*answers)
+    answer = nothing_measured(infer(server.url, "--json", "--warmup", "10ms", "--duration", "1s"),
+                              f"no answer was 200; the first that was not: the server answered {says}")
+    assert set(answer["statuses"]) <= {"429", "503"}
+
+
+@pytest.mark.parametrize("answers", [[OK, BAD], [BAD] * 99 + [OK] + [BAD] * 99 + [OK], [OK]])
+def test_one_that_is_served_goes_on(scripted, answers):
+    server = scripted(*answers)
+    # It lasts until all of the script was seen, however long this machine takes for it.
+    for duration in ("500ms", "4s", "60s"):
+        server.asked = 0
+        result = infer(server.url, "--json", "--concurrency", "1", "--warmup", "0", "--duration", duration)
+        if server.asked > len(answers):
+            break
+    answer = json.loads(result.stdout)
+    assert result.returncode == 0 and answer["statuses"]["200"] > 0 and answer["answered"] == server.asked
+    assert all(answer[name] > 0 for name in TIMES) and answer["requests_per_s"] > 0
+    assert ("the server answered 400: not so" in result.stderr) == (BAD in answers)
+
+
+def test_transcribe_is_refused_alike(scripted, tmp_path):
+    """At its first question, which tells how long a recording is, or later."""
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    heard = (200, b'{"duration": 1.5}')
+    for answers, says in (([BAD], "not so"), ([heard, BAD], "not so"), ([heard, BUSY, BAD], "later")):
+        server = scripted(*answers)
+        result = berth("bench", "transcribe", "--url", server.url, "--json", *LONG, tmp_path / "a.wav")
+        assert result.returncode == 1 and says in result.stderr, result.stderr
+        if answers[0] == heard:
+            nothing_measured(result, says)
+        assert server.asked < 300
+    server = scripted(heard, OK)
+    result = berth("bench", "transcribe", "--url", server.url, "--json", "--duration", "500ms", "--warmup", "0",
+                   tmp_path / "a.wav")
+    assert result.returncode == 0 and json.loads(result.stdout)["audio_per_s"] > 0 and result.stderr == ""
