@@ -49,6 +49,7 @@ static enum berth_code read_options(const struct command *command, int argc, cha
 
 int main(int argc, char **argv)
 {
+    berth_cli_keep_standard();
     if (argc > 1 && strcmp(argv[1], "decode") == 0) {
         return berth_media_decode_main(argc, argv); /* one of the server's decode processes */
     }
@@ -57,25 +58,28 @@ int main(int argc, char **argv)
     }
     if (argc > 1 && strcmp(argv[1], "options") == 0) {
         berth_config_print_markdown(stdout); /* docs/options.md */
-        return 0;
+        return berth_cli_end(0);
     }
     if (argc > 1 && (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "version") == 0)) {
         puts("berth " BERTH_VERSION);
-        return 0;
+        return berth_cli_end(0);
     }
     bool of_one = argc > 2 && strcmp(argv[1], "help") == 0 && !is_help(argv[2]);
     if (argc < 2 || (is_help(argv[1]) && !of_one)) {
         usage(argc < 2 ? stderr : stdout);
-        return argc < 2 ? 2 : 0;
+        return berth_cli_end(argc < 2 ? 2 : 0);
     }
-    const struct command *command = find(argv[of_one ? 2 : 1]);
+    const char *name = argv[of_one ? 2 : 1];
+    const struct command *command = find(name);
     if (command == NULL) {
-        fprintf(stderr, "berth: no command '%s'\n", argv[of_one ? 2 : 1]);
-        usage(stderr);
+        fprintf(stderr,
+                name[0] == '-' ? "berth: a command comes before %s; berth --help lists them\n"
+                               : "berth: there is no command '%s'; berth --help lists them\n",
+                name);
         return 2;
     }
     if (of_one || wants_help(argc - 2, argv + 2)) {
-        return help(command);
+        return berth_cli_end(help(command));
     }
     struct berth_config config = {0};
     struct berth_err err = {0};
@@ -86,7 +90,7 @@ int main(int argc, char **argv)
         berth_cli_fail(&err);
     }
     berth_config_finish(&config);
-    return status;
+    return berth_cli_end(status);
 }
 
 /* NULL: there is none of that name. */

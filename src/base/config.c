@@ -323,6 +323,7 @@ static enum berth_code fail_unknown(enum berth_command command, const char *name
                                     struct berth_err *err)
 {
     const char *nearest = NULL;
+    const char *own = "COMMAND";
     const char *bare = name + strspn(name, "-");
     char copy[NAME_MAX_LENGTH + 1];
     size_t length = strcspn(bare, "=");
@@ -336,13 +337,17 @@ static enum berth_code fail_unknown(enum berth_command command, const char *name
             nearest = options[i].flag;
         }
     }
+    for (size_t i = 0; i < BERTH_COUNT_OF(commands); i++) {
+        own = commands[i].command == command ? commands[i].name : own;
+    }
     if (known != NULL) {
-        return berth_fail(err, BERTH_INVALID, "--%s is not an option of this command%s%s%s",
-                          known->flag, nearest == NULL ? "" : "; did you mean --",
+        return berth_fail(err, BERTH_INVALID, "--%s is not an option of berth %s%s%s%s",
+                          known->flag, own, nearest == NULL ? "" : "; did you mean --",
                           nearest == NULL ? "" : nearest, nearest == NULL ? "" : "?");
     }
     if (nearest == NULL) {
-        return berth_fail(err, BERTH_INVALID, "unknown option %.60s; --help tells all", name);
+        return berth_fail(err, BERTH_INVALID, "unknown option %.60s; berth %s --help lists them",
+                          name, own);
     }
     return berth_fail(err, BERTH_INVALID, "unknown option %.60s; did you mean --%s?", name,
                       nearest);

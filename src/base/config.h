@@ -40,6 +40,8 @@ enum berth_command {
       "URL of a running berth to ask; without it --models is read")                                \
     X(STRING, key, "key", BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS | BERTH_CMD_BENCH, "", 0, 0,     \
       "API key for the server")                                                                    \
+    X(STRING, tls_ca, "tls-ca", BERTH_CMD_TRANSCRIBE | BERTH_CMD_MODELS, "", 0, 0,                 \
+      "PEM file of certificates to trust at an https:// server, instead of the system's")          \
     X(LIST, listen, "listen", BERTH_CMD_SERVE, "127.0.0.1:8000", 0, 0,                             \
       "ADDR:PORT to serve on; may be given several times; port 0 takes a free one")                \
     X(FLAG, triton_ports, "triton-ports", BERTH_CMD_SERVE, "false", 0, 0,                          \
@@ -61,17 +63,17 @@ enum berth_command {
       "threads that serve connections; 0: one for each two cores, at most 8")                      \
     X(COUNT, connections_max, "connections-max", BERTH_CMD_SERVE, "20000", 1, 1000000,             \
       "open connections; more are closed at once")                                                 \
-    X(BYTES, http_body_bytes_max, "http-body-bytes-max", BERTH_CMD_SERVE, "512M", 1, 1e12,         \
+    X(BYTES, http_body_bytes_max, "http-body-bytes-max", BERTH_CMD_SERVE, "512M", 1, 0x1p40,       \
       "largest request body; larger ones get 413 before their body is read")                       \
-    X(BYTES, json_bytes_max, "json-bytes-max", BERTH_CMD_SERVE, "16M", 1024, 1e9,                  \
+    X(BYTES, json_bytes_max, "json-bytes-max", BERTH_CMD_SERVE, "16M", 1024, 0x1p30,               \
       "largest JSON of a KServe request or answer; larger tensors go by the binary extension")     \
-    X(BYTES, http_head_bytes_max, "http-head-bytes-max", BERTH_CMD_SERVE, "32K", 1024, 1e7,        \
+    X(BYTES, http_head_bytes_max, "http-head-bytes-max", BERTH_CMD_SERVE, "32K", 1024, 10 << 20,   \
       "largest request head")                                                                      \
     X(TIME, http_head_timeout, "http-head-timeout", BERTH_CMD_SERVE, "10s", 1e6, 3600e9,           \
       "how long a request's head may take to arrive")                                              \
     X(TIME, http_body_timeout, "http-body-timeout", BERTH_CMD_SERVE, "30s", 1e6, 3600e9,           \
       "how long a body may stand still; it must also keep up --http-body-rate-min")                \
-    X(BYTES, http_body_rate_min, "http-body-rate-min", BERTH_CMD_SERVE, "1K", 0, 1e12,             \
+    X(BYTES, http_body_rate_min, "http-body-rate-min", BERTH_CMD_SERVE, "1K", 0, 0x1p40,           \
       "slowest body on average after the first 30 s, in bytes a second; 0: no limit")              \
     X(TIME, http_write_timeout, "http-write-timeout", BERTH_CMD_SERVE, "30s", 1e6, 3600e9,         \
       "how long a client may take no byte of its answer")                                          \
@@ -79,7 +81,7 @@ enum berth_command {
       "how long a connection may be silent between requests")                                      \
     X(TIME, http_admit_timeout, "http-admit-timeout", BERTH_CMD_SERVE, "5s", 0, 3600e9,            \
       "how long a body waits for room in --bytes-budget before it gets 503")                       \
-    X(BYTES, bytes_budget, "bytes-budget", BERTH_SERVING, "2G", 1 << 20, 1e15,                     \
+    X(BYTES, bytes_budget, "bytes-budget", BERTH_SERVING, "2G", 1 << 20, 0x1p50,                   \
       "memory for bodies, audio and tensors of all requests together")                             \
     X(COUNT, queue_max, "queue-max", BERTH_SERVING, "4096", 1, 1e9,                                \
       "requests waiting in the server, all models together; more get 429")                         \
@@ -105,7 +107,7 @@ enum berth_command {
       "path of berth-cuda, which runs models on a GPU; auto: the one beside berth, where it sees " \
       "a GPU; none: no GPU")                                                                       \
     X(COUNT, load_threads, "load-threads", BERTH_SERVING, "2", 1, 64, "models loaded at a time")   \
-    X(BYTES, device_bytes_max, "device-bytes-max", BERTH_SERVING, "0", 0, 1e15,                    \
+    X(BYTES, device_bytes_max, "device-bytes-max", BERTH_SERVING, "0", 0, 0x1p50,                  \
       "memory the models loaded on the CPU may hold together; 0: three quarters of the machine's") \
     X(TIME, load_backoff, "load-backoff", BERTH_CMD_SERVE, "10s", 0, 86400e9,                      \
       "how long a model that failed to load is refused before it is tried again")                  \
@@ -117,7 +119,7 @@ enum berth_command {
       "decode in a thread of the server, without the sandbox; for debugging only")                 \
     X(TIME, media_timeout, "media-timeout", BERTH_SERVING, "60s", 1e6, 3600e9,                     \
       "longest decoding of one file")                                                              \
-    X(BYTES, media_memory_max, "media-memory-max", BERTH_SERVING, "1G", 1 << 26, 1e12,             \
+    X(BYTES, media_memory_max, "media-memory-max", BERTH_SERVING, "1G", 1 << 26, 0x1p40,           \
       "memory of one decode process")                                                              \
     X(TIME, audio_max, "audio-max", BERTH_SERVING, "2h", 1e6, 360000e9,                            \
       "longest audio; longer ones get 413")                                                        \

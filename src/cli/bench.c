@@ -3,14 +3,18 @@
  * `berth bench parakeet` is bench_parakeet.c's.
  */
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
+#include "base/file.h"
+#include "base/mem.h"
 #include "cli/bench_parakeet.h"
 #include "cli/cli.h"
 #include "cli/load.h"
@@ -20,6 +24,7 @@
 #define HOST_MAX 256
 #define FILES_MAX 64
 #define PROCESSES_MAX 65536
+#define INPUT_BYTES_MAX ((size_t)1 << 30)
 #define BOUNDARY "berth-bench-boundary"
 #define SPEECH_MODEL "whisper-tiny.en" /* of transcribe, if none is named */
 
@@ -102,36 +107,59 @@ out:
     return code != BERTH_OK ? berth_cli_fail(&err) : answered ? 0 : 1;
 }
 
+/* HOST is a name, an IPv4 address, or an IPv6 address in brackets, which stay outside of
+ * bench->host. */
 static enum berth_code split_url(struct bench *bench, struct berth_err *err)
 {
     const char *url = bench->config->url;
-    const char *host = strncmp(url, "http://", 7) == 0 ? url + 7 : url;
-    size_t length = strcspn(host, "/");
-    const char *colon = memrchr(host, ':', length);
-    size_t host_length = colon == NULL ? length : (size_t)(colon - host);
-    size_t port_length = colon == NULL ? 0 : length - host_length - 1;
-    if (host_length == 0 || host_length >= HOST_MAX || port_length >= sizeof(bench->port)) {
+    if (strncasecmp(url, "https://", 8) == 0) {
+        return berth_cli_misuse(err, "--url '%.100s': bench speaks plain HTTP; give the http:// "
+                                "address of a server without TLS", url);
+    }
+    const char *host = strncasecmp(url, "http://", 7) == 0 ? url + 7 : url;
+    bool bracket = host[0] == '[';
+    host += bracket;
+    size_t host_length = strcspn(host, bracket ? "]" : ":/");
+    const char *rest = host + host_length;
+    const char *port = "80";
+    size_t port_length = 2;
+    bool good = host_length > 0 && host_length < HOST_MAX && (!bracket || *rest == ']');
+    rest += bracket && good;
+    if (good && *rest == ':') {
+        port = rest + 1;
+        port_length = strspn(port, "0123456789");
+        good = port_length > 0 && port_length < sizeof(bench->port) &&
+               strtoul(port, NULL, 10) <= UINT16_MAX;
+        rest = port + port_length;
+    }
+    if (!good || (rest[0] != '\0' && (rest[0] != '/' || rest[1] != '\0'))) {
         return berth_cli_misuse(err, "--url '%.100s' is not http://HOST:PORT", url);
     }
     memcpy(bench->host, host, host_length);
-    memcpy(bench->port, colon == NULL ? "80" : colon + 1, colon == NULL ? 2 : port_length);
+    memcpy(bench->port, port, port_length);
     return BERTH_OK;
 }
 
 static enum berth_code read_whole(const char *path, struct berth_buf *out, struct berth_err *err)
 {
     char block[65536];
-    FILE *file = fopen(path, "rbe");
-    if (file == NULL) {
-        return berth_fail(err, BERTH_NOT_FOUND, "cannot open %s", path);
+    int fd = -1;
+    uint64_t bytes = 0;
+    ptrdiff_t got;
+    struct berth_err why = {0};
+    if (berth_cli_open_audio(path, &fd, &bytes, &why) != BERTH_OK) {
+        return berth_fail(err, why.code, "%.100s: %s", path, why.msg);
     }
-    size_t got;
-    while ((got = fread(block, 1, sizeof(block), file)) > 0) {
-        berth_buf_append(out, block, got);
+    while ((got = berth_file_read(fd, block, sizeof(block))) > 0) {
+        berth_buf_append(out, block, (size_t)got);
     }
-    fclose(file);
-    return berth_buf_ok(out) ? BERTH_OK
-                             : berth_fail(err, BERTH_UNAVAILABLE, "no memory for %s", path);
+    enum berth_code code =
+        got < 0 ? berth_fail(err, BERTH_UNAVAILABLE, "%.100s: cannot read: %s", path,
+                             strerror(errno))
+        : berth_buf_ok(out) ? BERTH_OK
+                            : berth_fail(err, BERTH_UNAVAILABLE, "no memory for %.100s", path);
+    close(fd);
+    return code;
 }
 
 /* One answer, for the seconds of audio; it warms the model too. */
@@ -142,8 +170,11 @@ static enum berth_code ask_seconds(struct bench *bench, const char *path, double
     struct berth_buf answer = {0};
     one.server = bench->config->url;
     one.format = "verbose_json";
-    enum berth_code code = berth_remote_transcription(&one, path, &answer, err);
-    if (code == BERTH_OK) {
+    struct berth_err why = {0};
+    enum berth_code code = berth_remote_transcription(&one, path, &answer, &why);
+    if (code != BERTH_OK) {
+        berth_fail(err, code, "%.80s: %s", path, why.msg);
+    } else {
         json_t *root = json_loadb(berth_buf_text(&answer), answer.length, 0, NULL);
         *seconds = json_number_value(json_object_get(root, "duration"));
         json_decref(root);
@@ -190,37 +221,63 @@ static enum berth_code make_transcriptions(struct bench *bench, struct berth_err
     return BERTH_OK;
 }
 
-/* NAME:TYPE:DIMS, dims separated by commas or x; elements are zeros sent in binary form. */
+/* Numbers with commas or x between them; false: there is something else. */
+static bool read_dims(const char *text, struct berth_tensor *tensor, struct berth_buf *shape)
+{
+    for (const char *at = text; tensor->rank < BERTH_RANK_MAX;) {
+        size_t digits = strspn(at, "0123456789");
+        if (digits == 0 || digits > 18) {
+            return false;
+        }
+        int64_t dim = strtoll(at, NULL, 10);
+        tensor->dims[tensor->rank++] = dim;
+        berth_buf_printf(shape, "%s%" PRId64, tensor->rank == 1 ? "" : ",", dim);
+        at += digits;
+        if (*at == '\0') {
+            return true;
+        }
+        if (*at != ',' && *at != 'x') {
+            return false;
+        }
+        at++;
+    }
+    return false;
+}
+
+/* NAME:TYPE:DIMS; elements are zeros sent in binary form. */
 static enum berth_code make_infer(struct bench *bench, struct berth_err *err)
 {
     const char *input = bench->config->input;
     const char *type = strchr(input, ':');
     const char *dims = type == NULL ? NULL : strchr(type + 1, ':');
     struct berth_tensor tensor = {0};
+    if (bench->config->arguments.count > 1) {
+        return berth_cli_misuse(err, "bench infer takes options only, not '%.60s'",
+                                bench->config->arguments.items[1]);
+    }
     BERTH_TRY(check_infer(bench->config, err));
-    if (dims == NULL) {
+    if (dims == NULL || type == input) {
         return berth_cli_misuse(err, "--input '%.60s' is not NAME:TYPE:DIMS, as INPUT0:FP32:1,16",
                                 input);
     }
     tensor.dtype = berth_dtype_parse(type + 1, (size_t)(dims - type - 1));
     struct berth_buf shape = {0};
-    for (const char *at = dims + 1; *at != '\0' && tensor.rank < BERTH_RANK_MAX;) {
-        char *end = NULL;
-        tensor.dims[tensor.rank] = strtoll(at, &end, 10);
-        if (end == at) {
-            break;
-        }
-        berth_buf_printf(&shape, "%s%" PRId64, tensor.rank == 0 ? "" : ",",
-                         tensor.dims[tensor.rank]);
-        tensor.rank++;
-        at = *end == '\0' ? end : end + 1;
-    }
     size_t elements = 0;
-    if (!berth_tensor_elements(&tensor, &elements) || berth_dtype_bytes(tensor.dtype) == 0) {
+    size_t bytes = 0;
+    bool dims_good = read_dims(dims + 1, &tensor, &shape);
+    if (!dims_good || berth_dtype_bytes(tensor.dtype) == 0) {
         berth_buf_finish(&shape);
-        return berth_cli_misuse(err, "--input '%.60s': bad type or dimensions", input);
+        return berth_cli_misuse(err, "--input '%.60s': its %s", input,
+                                dims_good ? "TYPE is none of fixed size, as FP32 or INT64"
+                                          : "DIMS are not numbers with commas between, as 1,16");
     }
-    size_t bytes = elements * berth_dtype_bytes(tensor.dtype);
+    if (!berth_tensor_elements(&tensor, &elements) ||
+        !berth_mul_size(elements, berth_dtype_bytes(tensor.dtype), &bytes) ||
+        bytes > INPUT_BYTES_MAX) {
+        berth_buf_finish(&shape);
+        return berth_cli_misuse(err, "--input '%.60s' is larger than %zu MiB", input,
+                                INPUT_BYTES_MAX >> 20);
+    }
     struct berth_buf header = {0};
     char path[512];
     char headers[128];
@@ -263,8 +320,10 @@ static enum berth_code check_infer(const struct berth_config *config, struct ber
 static void put_head(struct bench *bench, struct berth_buf *out, const char *path,
                      const char *headers, size_t length)
 {
-    berth_buf_printf(out, "POST %s HTTP/1.1\r\nHost: %s:%s\r\nContent-Length: %zu\r\n%s", path,
-                     bench->host, bench->port, length, headers);
+    bool six = strchr(bench->host, ':') != NULL;
+    berth_buf_printf(out, "POST %s HTTP/1.1\r\nHost: %s%s%s:%s\r\nContent-Length: %zu\r\n%s",
+                     path, six ? "[" : "", bench->host, six ? "]" : "", bench->port, length,
+                     headers);
     if (bench->config->key[0] != '\0') {
         berth_buf_printf(out, "Authorization: Bearer %s\r\n", bench->config->key);
     }

@@ -8,11 +8,13 @@
 #include "cli/bench_parakeet.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <limits.h>
 #include <math.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -20,6 +22,7 @@
 
 #include "base/buf.h"
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "cli/cli.h"
 #include "cli/random_clip.h"
@@ -83,6 +86,7 @@ struct bucket {
 };
 
 static enum berth_code read_options(struct bench *bench, struct berth_err *err);
+static enum berth_code check_words(const struct berth_config *options, struct berth_err *err);
 static enum berth_code read_clip(const char *path, struct clip *out, struct berth_err *err);
 static enum berth_code open_folder(struct bench *bench, struct berth_err *err);
 static enum berth_code open_model(struct bench *bench, struct berth_err *err);
@@ -112,6 +116,7 @@ int berth_cli_bench_parakeet(const struct berth_config *config)
     }
     bench->options = config;
     bench->buckets = json_array();
+    signal(SIGPIPE, SIG_IGN); /* a reader who leaves is an error of printing; the folder goes */
     code = read_options(bench, &err);
     if (code == BERTH_OK) {
         code = open_folder(bench, &err);
@@ -122,7 +127,7 @@ int berth_cli_bench_parakeet(const struct berth_config *config)
     if (code == BERTH_OK && !config->json) {
         print_head(bench);
     }
-    for (size_t i = 0; code == BERTH_OK && i < bench->bucket_count; i++) {
+    for (size_t i = 0; code == BERTH_OK && i < bench->bucket_count && berth_cli_printed(); i++) {
         code = measure(bench, bench->rows[i], &err);
     }
     if (code == BERTH_OK && config->json) {
@@ -153,7 +158,7 @@ int berth_cli_bench_parakeet_main(int argc, char **argv)
         berth_cli_fail(&err);
     }
     berth_config_finish(&config);
-    return status;
+    return berth_cli_end(status);
 }
 
 /* The next word of a list separated by commas; false at its end. */
@@ -170,7 +175,9 @@ static enum berth_code read_options(struct bench *bench, struct berth_err *err)
 {
     const struct berth_config *options = bench->options;
     char word[32];
-    for (const char *at = options->stages; next_word(&at, word, sizeof(word));) {
+    const char *at = options->stages;
+    BERTH_TRY(check_words(options, err));
+    while (next_word(&at, word, sizeof(word))) {
         size_t i = 0;
         while (i < STAGE_COUNT && strcmp(word, stages[i].name) != 0) {
             i++;
@@ -181,14 +188,19 @@ static enum berth_code read_options(struct bench *bench, struct berth_err *err)
         }
         bench->wanted[i] = true;
     }
-    for (const char *at = options->rows; next_word(&at, word, sizeof(word));) {
+    at = options->rows;
+    while (next_word(&at, word, sizeof(word))) {
         char *end = NULL;
         unsigned long rows = strtoul(word, &end, 10);
         if (*end != '\0' || rows == 0 || rows > ROWS_MAX || bench->bucket_count == BUCKETS_MAX) {
-            return berth_cli_misuse(err, "--rows '%.60s': up to %d numbers of 1 to %d",
-                                    options->rows, BUCKETS_MAX, ROWS_MAX);
+            bench->bucket_count = 0;
+            break;
         }
         bench->rows[bench->bucket_count++] = (uint32_t)rows;
+    }
+    if (bench->bucket_count == 0 || *at != '\0') {
+        return berth_cli_misuse(err, "--rows '%.60s' is not 1 to %d numbers of 1 to %d, with "
+                                "commas between", options->rows, BUCKETS_MAX, ROWS_MAX);
     }
     if (options->arguments.count > CLIPS_MAX + 1) {
         return berth_cli_misuse(err, "at most %d files", CLIPS_MAX);
@@ -205,7 +217,7 @@ static enum berth_code read_options(struct bench *bench, struct berth_err *err)
             (uint32_t)lround(options->clip_seconds * BERTH_PARAKEET_SAMPLE_RATE);
     }
     if (berth_parakeet_lengths_of(bench->samples_max).frames == 0) {
-        return berth_cli_misuse(err, "no clip has 10 ms of sound");
+        return berth_fail(err, BERTH_INVALID, "no clip has 10 ms of sound");
     }
     if (options->random[0] == '\0' && options->model[0] == '\0') {
         return berth_cli_misuse(err, "--model is needed: a model's folder; or --random 0.6b");
@@ -220,17 +232,38 @@ static enum berth_code read_options(struct bench *bench, struct berth_err *err)
     return BERTH_OK;
 }
 
+/* What the options say beside numbers. */
+static enum berth_code check_words(const struct berth_config *options, struct berth_err *err)
+{
+    bool random = options->random[0] != '\0';
+    if (options->stages[0] == '\0') {
+        return berth_cli_misuse(err, "--stages names nothing to time");
+    }
+    if (strcmp(options->precision, "fp16") != 0 && strcmp(options->precision, "fp8") != 0) {
+        return berth_cli_misuse(err, "--precision '%.40s' is not fp16 or fp8", options->precision);
+    }
+    if (options->keep[0] != '\0' && !random) {
+        return berth_cli_misuse(err, "--keep is for the model of --random, which is not given");
+    }
+    if (berth_parakeet_backend(options->device) == NULL) {
+        return berth_cli_misuse(err, "--device '%.60s': this program has none; berth has cpu:0, "
+                                "berth-cuda cuda:0", options->device);
+    }
+    return BERTH_OK;
+}
+
 static enum berth_code read_clip(const char *path, struct clip *out, struct berth_err *err)
 {
     enum berth_code code = BERTH_OK;
-    struct stat facts;
+    struct berth_err why = {0};
+    uint64_t file_bytes = 0;
+    int fd = -1;
     const char *ending = strrchr(path, '.');
     bool integers = ending != NULL && strcmp(ending, ".s16") == 0;
     size_t width = integers ? sizeof(int16_t) : sizeof(float);
     char *bytes = NULL;
-    FILE *file = fopen(path, "rbe");
-    if (file == NULL || fstat(fileno(file), &facts) != 0) {
-        code = berth_fail(err, BERTH_NOT_FOUND, "cannot open %s", path);
+    if (berth_cli_open_audio(path, &fd, &file_bytes, &why) != BERTH_OK) {
+        code = berth_fail(err, why.code, "%.100s: %s", path, why.msg);
         goto out;
     }
     if (!integers && (ending == NULL || strcmp(ending, ".f32") != 0)) {
@@ -238,7 +271,7 @@ static enum berth_code read_clip(const char *path, struct clip *out, struct bert
                           path);
         goto out;
     }
-    size_t count = (size_t)facts.st_size / width;
+    size_t count = (size_t)file_bytes / width;
     if (count > (size_t)SECONDS_MAX * BERTH_PARAKEET_SAMPLE_RATE) {
         code = berth_fail(err, BERTH_TOO_LARGE, "%s: longer than %d s", path, SECONDS_MAX);
         goto out;
@@ -249,7 +282,12 @@ static enum berth_code read_clip(const char *path, struct clip *out, struct bert
         code = berth_fail(err, BERTH_UNAVAILABLE, "no memory for %s", path);
         goto out;
     }
-    out->samples = (uint32_t)fread(bytes, width, count, file);
+    ptrdiff_t got = berth_file_read(fd, bytes, count * width);
+    if (got < 0) {
+        code = berth_fail(err, BERTH_UNAVAILABLE, "%.100s: cannot read: %s", path, strerror(errno));
+        goto out;
+    }
+    out->samples = (uint32_t)((size_t)got / width);
     for (uint32_t i = 0; i < out->samples; i++) {
         int16_t integer = 0;
         if (integers) {
@@ -261,8 +299,8 @@ static enum berth_code read_clip(const char *path, struct clip *out, struct bert
     }
 out:
     berth_free(bytes);
-    if (file != NULL) {
-        fclose(file);
+    if (fd >= 0) {
+        close(fd);
     }
     return code;
 }
@@ -278,7 +316,8 @@ static enum berth_code open_folder(struct bench *bench, struct berth_err *err)
         snprintf(bench->folder, sizeof(bench->folder), "%s/berth-random-XXXXXX",
                  parent == NULL ? "/tmp" : parent);
         if (mkdtemp(bench->folder) == NULL) {
-            return berth_fail(err, BERTH_UNAVAILABLE, "cannot make %s", bench->folder);
+            return berth_fail(err, BERTH_UNAVAILABLE, "cannot make %.150s: %s", bench->folder,
+                              strerror(errno));
         }
         bench->folder_temporary = true;
     } else if ((size_t)snprintf(bench->folder, sizeof(bench->folder), "%s", path) >=
@@ -293,10 +332,6 @@ static enum berth_code open_model(struct bench *bench, struct berth_err *err)
 {
     const char *device = bench->options->device;
     bench->ops = berth_parakeet_backend(device);
-    if (bench->ops == NULL) {
-        return berth_fail(err, BERTH_UNSUPPORTED, "--device '%.60s': this build has none; berth "
-                          "has cpu:0, berth-cuda cuda:0", device);
-    }
     uint64_t t_start = berth_clock_now_ns();
     BERTH_TRY(berth_parakeet_config_read(bench->folder, &bench->model, err));
     BERTH_TRY(bench->ops->check(&bench->model, err));
@@ -312,6 +347,10 @@ static enum berth_code open_model(struct bench *bench, struct berth_err *err)
     BERTH_TRY(berth_parakeet_net_create(bench->ops, bench->device, &bench->model, &bench->weights,
                                         frames_max, &bench->net, err));
     bench->load_s = (double)(berth_clock_now_ns() - t_start) / 1e9;
+    if (bench->folder_temporary) { /* its files are read: a signal leaves nothing behind now */
+        remove_folder(bench->folder);
+        bench->folder_temporary = false;
+    }
     return BERTH_OK;
 }
 
@@ -586,7 +625,6 @@ static void print_bucket(const json_t *bucket)
            json_real_value(json_object_get(bucket, "encoder_tflops")),
            json_real_value(json_object_get(bucket, "rtfx")), text,
            (double)json_integer_value(json_object_get(bucket, "run_bytes")) / 1048576);
-    fflush(stdout);
 }
 
 /* --- --dump --- */
@@ -607,7 +645,9 @@ static enum berth_code dump_piece(const struct bench *bench, const struct bucket
     bool ok = file != NULL && fwrite(piece->values, sizeof(*piece->values), piece->count, file) ==
                                   piece->count;
     ok = (file == NULL || fclose(file) == 0) && ok;
-    return ok ? BERTH_OK : berth_fail(err, BERTH_UNAVAILABLE, "cannot write %s", path);
+    return ok ? BERTH_OK
+              : berth_fail(err, BERTH_UNAVAILABLE, "cannot write %.150s: %s", path,
+                           strerror(errno));
 }
 
 static enum berth_code dump_probe(struct bench *bench, struct bucket *bucket,
@@ -696,5 +736,7 @@ static enum berth_code dump(struct bench *bench, struct bucket *bucket, struct b
     json_t *root = dump_json(bench, bucket);
     bool ok = json_dump_file(root, path, JSON_COMPACT) == 0;
     json_decref(root);
-    return ok ? BERTH_OK : berth_fail(err, BERTH_UNAVAILABLE, "cannot write %s", path);
+    return ok ? BERTH_OK
+              : berth_fail(err, BERTH_UNAVAILABLE, "cannot write %.150s: %s", path,
+                           strerror(errno));
 }

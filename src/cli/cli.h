@@ -21,4 +21,17 @@ int berth_cli_fail_file(const char *path, const struct berth_err *err);
 /* The same, and how to come by models where --models names no folder. */
 int berth_cli_fail_models(const struct berth_config *config, const struct berth_err *err);
 
+/* Before anything is opened: a standard descriptor that is closed would be the next file's. What is
+ * written to such a one is an error, not in that file. */
+void berth_cli_keep_standard(void);
+/* Whether all that was printed has arrived; says so on standard error the first time it has not. */
+bool berth_cli_printed(void);
+/* The exit status of a command that ends with `status`: 1 where what it printed has not arrived. */
+int berth_cli_end(int status);
+
+/* A file to be heard, as it was typed: a regular one that may be read and is not empty. *fd is the
+ * caller's to close. The text does not name it. */
+enum berth_code berth_cli_open_audio(const char *path, int *fd, uint64_t *bytes,
+                                     struct berth_err *err) BERTH_MUST_USE;
+
 #endif

@@ -98,7 +98,8 @@ static enum berth_code prepare(struct load *load, struct berth_err *err)
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     int result = getaddrinfo(options->host, options->port, &hints, &load->address);
     if (result != 0) {
-        return berth_fail(err, BERTH_INVALID, "%s: %s", options->host, gai_strerror(result));
+        return berth_fail(err, BERTH_UNAVAILABLE, "cannot find %.150s: %s", options->host,
+                          gai_strerror(result));
     }
     load->epoll = epoll_create1(EPOLL_CLOEXEC);
     load->clients = berth_alloc(options->connections * sizeof(*load->clients));

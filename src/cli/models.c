@@ -68,6 +68,9 @@ static int list_server(const struct berth_config *config)
     json_t *stats = NULL;
     struct berth_err err = {0};
     int status = 1;
+    if (berth_remote_check(config, &err) != BERTH_OK) {
+        return berth_cli_fail(&err);
+    }
     if (fetch_json(config, "/v2/repository/index", "{\"device\":true}", &index, &err) == BERTH_OK &&
         fetch_json(config, "/v2/models/stats", NULL, &stats, &err) == BERTH_OK) {
         status = show(config, server_json(index, stats), config->server);
@@ -215,7 +218,8 @@ static void print_server_row(json_t *row)
     print_bytes((uint64_t)json_integer_value(json_object_get(row, "bytes")));
     if (reason[0] != '\0') {
         printf("  %s", reason);
-    } else if (fallback[0] != '\0') {
+    }
+    if (fallback[0] != '\0') {
         printf("  not on the GPU: %s", fallback);
     }
     printf("\n");

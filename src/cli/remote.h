@@ -6,6 +6,9 @@
 #include "base/config.h"
 #include "base/err.h"
 
+/* Before the calls below, once: whether --server and --tls-ca can be used as they were typed. */
+enum berth_code berth_remote_check(const struct berth_config *config,
+                                   struct berth_err *err) BERTH_MUST_USE;
 /* Sends each file to config->server and prints its answers; returns the exit status. */
 int berth_remote_transcribe(const struct berth_config *config);
 /* One file's answer in config->format. */

@@ -4,9 +4,11 @@
  * balancers need that time to see it); then no new connection, running requests end, at most
  * --drain-timeout; exit 0. A second signal, a second or more later, ends the process at once.
  */
+#include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdio_ext.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -123,6 +125,11 @@ static enum berth_code name_addresses(const struct berth_config *config, struct 
     }
     memcpy(server->listen, config->listen.items, count * sizeof(*server->listen));
     server->listen_count = count;
+    for (size_t i = 0; i < count; i++) {
+        if (server->listen[i][0] == '\0') {
+            return berth_cli_misuse(err, "--listen '' names no address");
+        }
+    }
     if (config->triton_ports) {
         const char *first = config->listen.items[0];
         const char *colon = strrchr(first, ':');
@@ -160,7 +167,13 @@ static enum berth_code start_http(const struct berth_config *config, struct serv
         .slabs = server->stack.slabs,
         .handler = berth_api_handler(server->api),
     };
-    BERTH_TRY(berth_http_start(&options, &server->http, err));
+    enum berth_code code = berth_http_start(&options, &server->http, err);
+    if (code != BERTH_OK) {
+        bool typed = code == BERTH_INVALID && err->field != NULL &&
+                     strcmp(err->field, "listen") == 0; /* no address by its form */
+        err->field = typed ? BERTH_CLI_MISUSE : err->field;
+        return code;
+    }
     berth_api_set_http(server->api, server->http);
     return BERTH_OK;
 }
@@ -240,7 +253,13 @@ static void say_hello(const struct berth_config *config, struct server *server)
                            "see --keys-file", address);
         }
     }
-    fflush(stdout);
+    errno = 0;
+    if (fflush(stdout) != 0 || ferror(stdout)) { /* what it is for goes on; the log has it then */
+        berth_log_warn("serve", 0, "cannot write to standard output reason=%s address=%s port=%u",
+                       strerror(errno), server->listen[0], berth_http_port(server->http, 0));
+        __fpurge(stdout);
+        clearerr(stdout);
+    }
 }
 
 /* Ten thousand idle connections need as many descriptors. */

@@ -14,11 +14,13 @@
 #include "cli/cli.h"
 #include "cli/remote.h"
 #include "cli/stack.h"
+#include "model/languages.h"
 #include "task/transcript.h"
 
 #define ARENA_MAX (256u << 20)
 #define FILE_BYTES_MAX (UINT64_C(4) << 30)
 #define RATE 16000
+#define SPEECH_TASK "automatic-speech-recognition"
 
 /* One file on its way through decoder and model. */
 struct work {
@@ -40,6 +42,10 @@ struct work {
 };
 
 static int embedded(const struct berth_config *config, struct berth_transcript_style *style);
+static enum berth_code check_model(const struct berth_config *config, struct berth_stack *stack,
+                                   struct berth_err *err);
+static enum berth_code fail_unknown(const struct berth_config *config, struct berth_err *err);
+static enum berth_code fail_deaf(const struct berth_config *config, struct berth_err *err);
 static enum berth_code transcribe_file(struct work *work, struct berth_transcript_style *style,
                                        struct berth_err *err);
 static enum berth_code read_file(struct work *work, struct berth_err *err);
@@ -71,6 +77,11 @@ int berth_cli_transcribe(const struct berth_config *config)
     if (config->server != NULL && config->server[0] != '\0') {
         return berth_remote_transcribe(config);
     }
+    if (config->language[0] != '\0' && berth_language_code(config->language) == NULL) {
+        berth_cli_misuse(&err, "--language '%.40s' is no language known here; give a code such as "
+                         "en", config->language);
+        return berth_cli_fail(&err);
+    }
     return embedded(config, &style);
 }
 
@@ -87,12 +98,18 @@ static int embedded(const struct berth_config *config, struct berth_transcript_s
         own.cpu_workers = 1;
         own.cpu_threads = (uint64_t)sysconf(_SC_NPROCESSORS_ONLN);
     }
-    if (berth_log_parse_level(strcmp(own.log_level, "info") == 0 ? "warn" : own.log_level, &err) !=
+    /* What goes wrong is told by this command, of the file that it concerns. */
+    if (berth_log_parse_level(strcmp(own.log_level, "info") == 0 ? "error" : own.log_level, &err) !=
             BERTH_OK ||
         berth_stack_start(&own, &stack, &err) != BERTH_OK) {
         return berth_cli_fail_models(&own, &err);
     }
-    for (size_t i = 0; i < config->arguments.count; i++) {
+    if (check_model(&own, &stack, &err) != BERTH_OK) {
+        status = berth_cli_fail(&err);
+        berth_stack_finish(&stack);
+        return status;
+    }
+    for (size_t i = 0; i < config->arguments.count && berth_cli_printed(); i++) {
         struct berth_buf out = {0};
         struct work work = {.config = &own, .stack = &stack, .path = config->arguments.items[i],
                             .out = &out};
@@ -104,7 +121,6 @@ static int embedded(const struct berth_config *config, struct berth_transcript_s
             if (out.length > 0 && out.bytes[out.length - 1] != '\n') {
                 putchar('\n');
             }
-            fflush(stdout);
         } else {
             status = berth_cli_fail_file(work.path, &err);
         }
@@ -112,6 +128,34 @@ static int embedded(const struct berth_config *config, struct berth_transcript_s
     }
     berth_stack_finish(&stack);
     return status;
+}
+
+/* Before any file is read: the same mistake would be told of each. */
+static enum berth_code check_model(const struct berth_config *config, struct berth_stack *stack,
+                                   struct berth_err *err)
+{
+    struct berth_model *model = berth_catalog_find(stack->catalog, config->model, 0);
+    if (model == NULL) {
+        return fail_unknown(config, err);
+    }
+    struct berth_model_spec *spec = berth_model_spec(model);
+    bool hears = !spec->completed || strcmp(spec->task, SPEECH_TASK) == 0;
+    berth_spec_release(spec);
+    berth_model_release(model);
+    return hears ? BERTH_OK : fail_deaf(config, err);
+}
+
+static enum berth_code fail_unknown(const struct berth_config *config, struct berth_err *err)
+{
+    return berth_fail_field(err, BERTH_NOT_FOUND, "model",
+                            "there is no model '%.80s' in %.80s; berth models lists them",
+                            config->model, config->models);
+}
+
+static enum berth_code fail_deaf(const struct berth_config *config, struct berth_err *err)
+{
+    return berth_fail_field(err, BERTH_INVALID, "model", "the model '%.80s' does not transcribe",
+                            config->model);
 }
 
 static enum berth_code transcribe_file(struct work *work, struct berth_transcript_style *style,
@@ -151,16 +195,8 @@ static enum berth_code read_file(struct work *work, struct berth_err *err)
     int fd = -1;
     uint64_t bytes = 0;
     enum berth_code code = BERTH_OK;
-    code = berth_file_open(work->path, &fd, &bytes, NULL);
-    if (code != BERTH_OK && errno == 0) { /* the path is said by who prints the error */
-        return berth_fail(err, code, "not a regular file");
-    }
-    if (code != BERTH_OK) {
-        return berth_fail(err, code, "cannot open: %s", strerror(errno));
-    }
-    if (bytes == 0) {
-        code = berth_fail(err, BERTH_INVALID, "no audio: the file is empty");
-    } else if (bytes > FILE_BYTES_MAX) {
+    BERTH_TRY(berth_cli_open_audio(work->path, &fd, &bytes, err));
+    if (bytes > FILE_BYTES_MAX) {
         code = berth_fail(err, BERTH_INVALID, "larger than 4 GiB");
     } else {
         code = berth_slabs_take_private(work->stack->slabs, (size_t)bytes, &work->file, err);
@@ -210,9 +246,7 @@ static enum berth_code run_model(struct work *work, struct berth_err *err)
     work->model = berth_catalog_find(work->stack->catalog, work->config->model, 0);
     if (work->model == NULL) {
         berth_slabs_give(work->stack->slabs, &work->media.out);
-        return berth_fail_field(err, BERTH_NOT_FOUND, "model",
-                                "there is no model '%s' in %s; berth models lists them",
-                                work->config->model, work->config->models);
+        return fail_unknown(work->config, err);
     }
     enum berth_code code = berth_stack_admin(work->stack, &ensure, err);
     if (code == BERTH_OK) {
@@ -241,12 +275,11 @@ static enum berth_code open_request(struct work *work, struct berth_err *err)
 {
     const struct berth_config *config = work->config;
     struct berth_model_spec *spec = berth_model_spec(work->model);
-    bool hears = strcmp(spec->task, "automatic-speech-recognition") == 0;
+    bool hears = strcmp(spec->task, SPEECH_TASK) == 0;
     bool batch = spec->batch_size_max > 0;
     berth_spec_release(spec);
     if (!hears) {
-        return berth_fail_field(err, BERTH_INVALID, "model", "the model '%s' does not transcribe",
-                                config->model);
+        return fail_deaf(config, err);
     }
     struct berth_request *request = berth_request_create(work->stack->slabs, ARENA_MAX);
     if (request == NULL) {

@@ -279,8 +279,8 @@ static enum berth_code listen_at(const char *address, struct berth_listener *lis
     BERTH_TRY(split_address(address, host, port, err));
     int failed = getaddrinfo(host, port, &hints, &found);
     if (failed != 0) {
-        return berth_fail_field(err, BERTH_INVALID, "listen", "cannot listen on %s: %s", address,
-                                gai_strerror(failed));
+        return berth_fail_field(err, BERTH_UNAVAILABLE, "listen", "cannot listen on %s: %s",
+                                address, gai_strerror(failed));
     }
     enum berth_code code = bind_to(address, found, listener, err);
     freeaddrinfo(found); /* lib-owned */

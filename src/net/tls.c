@@ -6,7 +6,9 @@
  */
 #include <errno.h>
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
+#include <openssl/x509err.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -97,10 +99,19 @@ enum berth_code berth_tls_attach(struct berth_tls *tls, struct berth_conn *conn)
 
 static enum berth_code fail_tls(struct berth_err *err, const char *what, const char *path)
 {
-    char reason[160];
-    ERR_error_string_n(ERR_get_error(), reason, sizeof(reason));
+    unsigned long error = ERR_get_error();
+    const char *reason = ERR_SYSTEM_ERROR(error) ? strerror(ERR_GET_REASON(error))
+                                                 : ERR_reason_error_string(error);
+    int number = ERR_GET_REASON(error);
+    if ((ERR_GET_LIB(error) == ERR_LIB_PEM && number == PEM_R_NO_START_LINE) ||
+        number == ERR_R_UNSUPPORTED) {
+        reason = "it holds none in PEM";
+    } else if (ERR_GET_LIB(error) == ERR_LIB_X509 && number == X509_R_KEY_VALUES_MISMATCH) {
+        reason = "it is not the certificate's";
+    }
     ERR_clear_error();
-    return berth_fail_field(err, BERTH_INVALID, "tls", "%s %s: %s", what, path, reason);
+    return berth_fail_field(err, BERTH_INVALID, "tls", "%s %s: %s", what, path,
+                            reason == NULL ? "unusable" : reason);
 }
 
 /* lib-shaped */

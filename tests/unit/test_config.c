@@ -185,9 +185,9 @@ static void mistakes_are_explained(void **state)
     } cases[] = {
         {"--quue-max 3", "did you mean --queue-max?"},
         {"--model-quemax 3", "did you mean --model-queue-max?"},
-        {"--zzzzzzzzzzzzz", "--help tells all"},
-        {"--rate 3", "not an option of this command"},
-        {"--model x", "not an option of this command; did you mean --models?"},
+        {"--zzzzzzzzzzzzz", "berth serve --help lists them"},
+        {"--rate 3", "not an option of berth serve"},
+        {"--model x", "not an option of berth serve; did you mean --models?"},
         {"--queue-max x", "a whole number from 1 to 1000000000, not \"x\""},
         {"--drain-delay 9h", "from 0 to 1h, not \"9h\""},
         {"--models", "--models wants a value"},
