@@ -4,6 +4,7 @@ import hashlib
 import http.server
 import json
 import re
+import shutil
 import subprocess
 import threading
 
@@ -224,3 +225,23 @@ def test_transcribe_is_refused_alike(scripted, tmp_path):
     result = berth("bench", "transcribe", "--url", server.url, "--json", "--duration", "500ms", "--warmup", "0",
                    tmp_path / "a.wav")
     assert result.returncode == 0 and json.loads(result.stdout)["audio_per_s"] > 0 and result.stderr == ""
+
+
+NO_CODE = "cuda:0: no code for compute capability 7.5; this build has 8.0, 8.9, 9.0, 12.0"
+
+
+@pytest.mark.parametrize("prints, status, verdict, says", [
+    ("cuda:0 1000000000 900000000 NVIDIA H200, driver 13.0", 0, "ok", "cuda:0 NVIDIA H200, driver 13.0, 1.0 GB, 0.9 free"),
+    (NO_CODE, 1, "missing", f"{NO_CODE}; models run on the processor"),
+    ("x" * 1000, 1, "missing", "x; models run on the processor"), ("", 1, "missing", "without a word; models run on"),
+    ("cuda:0 1000", 0, "missing", "does not say what GPU it sees; models run on the processor"),
+])
+def test_doctor_says_what_berth_cuda_says(tmp_path, prints, status, verdict, says):
+    """A script stands beside berth as berth-cuda."""
+    shutil.copy2(BERTH, tmp_path / "berth")
+    (tmp_path / "berth-cuda").write_text(f"#!/bin/sh\necho '{prints}'\nexit {status}\n")
+    (tmp_path / "berth-cuda").chmod(0o755)
+    result = subprocess.run([tmp_path / "berth", "doctor", "--json"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    gpu = next(item for item in json.loads(result.stdout) if item["what"] == "gpu")
+    assert gpu["verdict"] == verdict and says in gpu["text"], gpu

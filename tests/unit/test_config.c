@@ -265,7 +265,7 @@ static void printers_tell_all(void **state)
     assert_non_null(strstr(text, "| `--http-head-timeout TIME` | serve | `BERTH_HTTP_HEAD_TIMEOUT` "
                                  "| 10s | 1ms | 1h | how long"));
     assert_non_null(strstr(text, "| `--json` | models, doctor, bench | `BERTH_JSON` | false | "));
-    assert_non_null(strstr(text, "| `--model TEXT` | transcribe | `BERTH_MODEL` | whisper-tiny.en |"));
+    assert_non_null(strstr(text, "| `--model TEXT` | transcribe | `BERTH_MODEL` | whisper-tiny"));
     assert_non_null(strstr(text, "| `--model TEXT` | bench | `BERTH_MODEL` |  |"));
     assert_non_null(strstr(text, "| `--cpu-threads N` | serve | "));
 }

@@ -37,8 +37,26 @@ static void test_suit(void **state)
     }
 }
 
+static void test_print(void **state)
+{
+    static const struct {
+        const char *targets;
+        const char *text;
+    } cases[] = {
+        {ALL, "8.0, 8.9, 9.0, 12.0"}, {"90a", "9.0"},     {"90,90a", "9.0"},  {"121a", "12.1"},
+        {"80, 89", "8.0, 8.9"},       {"", "none"},       {",", "none"},      {"90x", "none"},
+        {"x,75,", "7.5"},             {"1000", "none"},   {"999", "99.9"},    {"-80,80", "8.0"},
+    };
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        struct berth_buf text = {0};
+        berth_gpu_targets_print(cases[i].targets, &text);
+        assert_string_equal(berth_buf_text(&text), cases[i].text);
+        berth_buf_finish(&text);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_suit)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_suit), cmocka_unit_test(test_print)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

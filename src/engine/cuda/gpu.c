@@ -144,12 +144,15 @@ enum berth_code berth_gpu_fail(struct berth_err *err, cudaError_t status, const 
 static enum berth_code check_code(int device, struct berth_err *err)
 {
     int capability = 0;
+    struct berth_buf has = {0};
+    enum berth_code code = BERTH_OK;
     BERTH_TRY(berth_gpu_capability(device, &capability, err));
     if (!berth_gpu_targets_suit(TARGETS, capability)) {
-        return berth_fail(err, BERTH_UNSUPPORTED,
-                          "the GPU cuda:%d has compute capability %d.%d; this program has code for "
-                          "%s (gpu_targets of its build)",
-                          device, capability / 10, capability % 10, TARGETS);
+        berth_gpu_targets_print(TARGETS, &has);
+        code = berth_fail(err, BERTH_UNSUPPORTED,
+                          "cuda:%d: no code for compute capability %d.%d; this build has %s",
+                          device, capability / 10, capability % 10, berth_buf_text(&has));
     }
-    return BERTH_OK;
+    berth_buf_finish(&has);
+    return code;
 }
