@@ -4,7 +4,7 @@
  * Owns:    loaded weights, sessions, caches. Borrows: spec and slabs for the model's life.
  * Threads: describe on any; a model is shared by its instances; an instance is used by one thread
  *          at a time, and never by two at once.
- * Laws:    README.md here (E1 to E10). What else is in a batch never changes an answer (E1).
+ * Laws:    README.md here (E1 to E11). What else is in a batch never changes an answer (E1).
  * Not here: what is batched with what (sched/), where a worker runs (worker/).
  */
 #ifndef BERTH_ENGINE_H
@@ -77,6 +77,12 @@ struct berth_step_event *berth_step_event_add(struct berth_step_result *out, uin
 struct berth_engine_model;
 struct berth_instance;
 
+/* Who is told that a model's bytes have grown, where no call that is under way will tell (E11). */
+struct berth_engine_watch {
+    /* From any thread; may call model_bytes, and never waits. */
+    void (*grown)(struct berth_engine_watch *watch);
+};
+
 struct berth_engine_ops {
     const char *name; /* value of the spec's engine */
     /* Optional. Parameters of the config that the engine reads, ended by NULL; others are warned
@@ -102,6 +108,9 @@ struct berth_engine_ops {
     /* Required. Bytes held now by the model and its instances, as allocators counted them. Any
      * thread, also while instances run. */
     uint64_t (*model_bytes)(const struct berth_engine_model *model);
+    /* Optional, right after model_attach. The engine borrows the watch until model_detach returns.
+     * NULL: its models grow in calls only. */
+    void (*model_watch)(struct berth_engine_model *model, struct berth_engine_watch *watch);
     /* Required. Scratch and state of one execution at a time. `index` counts from 0. */
     enum berth_code (*instance_create)(struct berth_engine_model *model, uint32_t index,
                                        struct berth_instance **out, struct berth_err *err);

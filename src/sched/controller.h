@@ -72,6 +72,7 @@ struct berth_seat {
     struct berth_copy *copy;
     uint32_t index;
     bool busy;
+    bool apart;                    /* its message is one of a model that runs alone (S15) */
     struct berth_worker_msg msg;
     uint64_t charged_ns;           /* device time booked in advance (S9) */
     struct berth_row *rows;        /* row_max of them, as tickets */
@@ -121,6 +122,8 @@ struct berth_copy {
     struct berth_timer start_timer; /* LOADING: has its device been starting for too long? */
     bool evicted;                  /* RETIRING to make room */
     struct berth_lease lease;
+    struct berth_held held;        /* growth that no message tells (P14) */
+    struct berth_timer held_timer; /* when that is looked at */
     struct berth_worker_msg msg;   /* LOAD, then UNLOAD */
     uint64_t t_load_sent_ns;
     struct berth_batcher *batcher;
@@ -165,10 +168,12 @@ struct berth_runtime {
     char fallback_why[240];
     /* S15: ends of a GPU's process with what it ran or loaded (suspects.c). */
     const struct berth_device *suspect_on; /* the last one it was in: where, */
-    uint64_t suspect_epoch;        /* and which */
+    uint64_t suspect_epoch;        /* and which; */
+    bool suspect_apart;            /* it ran alone in it, by order */
     uint64_t stamp_suspect;        /* of the files that all of this is about */
     uint32_t deaths_alone;
     uint32_t deaths_company;       /* since its last run that ended well */
+    uint32_t deaths_beside;        /* the same, whatever ended well between them */
     uint32_t kept_off;             /* times */
     uint64_t t_forgiven_ns;
     uint64_t t_kept_off_ns;        /* no GPU gets it before that */
@@ -188,6 +193,7 @@ struct berth_device {
     uint64_t t_well_ns;            /* after several of them: not asked before that */
     uint64_t epoch_slow;           /* whose process was too long in starting; UINT64_MAX: none */
     uint32_t under_way;            /* RUN and STEP messages */
+    uint32_t apart;                /* of these, of a model that runs alone (S15) */
     uint64_t virtual_ns;           /* of the copy that had the last turn */
     struct berth_link ready;       /* copies that may have work for a seat */
     _Atomic uint64_t bytes_models, faults_total, fallbacks_total; /* any thread reads these */
@@ -311,6 +317,10 @@ bool berth_device_is_well(const struct berth_device *device, uint64_t now_ns);
 void berth_suspect_mark(struct berth_copy *copy); /* a message came back lost with the process */
 /* The same for a load, marked already: true where it was not alone, and may begin anew. */
 bool berth_suspect_load(struct berth_copy *copy);
+/* It runs with no run of another model beside its own, so that the next end tells whose it is. */
+bool berth_suspect_is_apart(const struct berth_copy *copy);
+/* May it be sent a message now, beside those that are under way? */
+bool berth_suspect_may_run(const struct berth_copy *copy);
 /* A RUN or STEP is back. */
 void berth_suspects_note(struct berth_copy *copy, const struct berth_worker_msg *msg);
 void berth_suspects_judge(struct berth_sched *sched, struct berth_device *device); /* all are */

@@ -22,6 +22,9 @@ static void send_load(struct berth_copy *copy);
 static void starts_too_long(struct berth_timer *timer);
 static void stop_load(struct berth_copy *copy);
 static void deliver_loaded(struct berth_post *post);
+static void deliver_held(struct berth_post *post);
+static void look_at_held(struct berth_timer *timer);
+static void note_held(struct berth_copy *copy, uint64_t bytes);
 static void end_badly(struct berth_copy *copy, const struct berth_err *err);
 static void load_again(struct berth_copy *copy);
 static void load_elsewhere(struct berth_copy *copy, struct berth_err *err);
@@ -62,6 +65,7 @@ void berth_copy_destroy(struct berth_copy *copy)
     BERTH_ASSERT(copy->ticket_count == 0);
     berth_dispatch_forget(copy);
     berth_timers_disarm(&copy->sched->timers, &copy->start_timer);
+    berth_timers_disarm(&copy->sched->timers, &copy->held_timer);
     berth_list_remove(&copy->load_link);
     berth_list_remove(&copy->link);
     if (copy->device != NULL) {
@@ -292,12 +296,14 @@ static void send_load(struct berth_copy *copy)
     copy->state = BERTH_COPY_LOADING;
     copy->t_load_sent_ns = copy->sched->now_ns;
     copy->sched->loads_under_way++;
+    berth_held_init(&copy->held, deliver_held);
     copy->msg = (struct berth_worker_msg){
         .post.deliver = deliver_loaded,
         .kind = BERTH_WORKER_LOAD,
         .model = copy->runtime->model,
         .spec = copy->spec,
         .load_id = copy->load_id,
+        .held = &copy->held,
         .state = copy,
     };
     if (copy->device->gpu) { /* ready or not: one that ends now has another start before it */
@@ -359,6 +365,27 @@ static void deliver_loaded(struct berth_post *post)
         berth_device_took(copy);
         berth_runtime_loaded(runtime, copy);
     }
+}
+
+/* What it holds has grown while nothing of it ran (P14). */
+static void deliver_held(struct berth_post *post)
+{
+    struct berth_copy *copy = BERTH_CONTAINER_OF(
+        BERTH_CONTAINER_OF(post, struct berth_held, post), struct berth_copy, held);
+    note_held(copy, berth_held_take(&copy->held, copy->sched->now_ns));
+}
+
+static void look_at_held(struct berth_timer *timer)
+{
+    struct berth_copy *copy = BERTH_CONTAINER_OF(timer, struct berth_copy, held_timer);
+    note_held(copy, berth_held_look(&copy->held, copy->sched->now_ns));
+}
+
+static void note_held(struct berth_copy *copy, uint64_t bytes)
+{
+    copy->held_timer.fire = look_at_held;
+    berth_timers_arm(&copy->sched->timers, &copy->held_timer, copy->held.t_look_ns);
+    berth_copy_measure(copy, bytes);
 }
 
 /* It is tried again, given up for want of anybody who waits, or has failed. One that was stopped
@@ -440,14 +467,15 @@ static void note_load(struct berth_copy *copy)
     struct berth_runtime *runtime = copy->runtime;
     struct berth_model *model = runtime->model;
     uint64_t load_ns = copy->sched->now_ns - copy->t_load_sent_ns;
-    berth_residency_correct(&copy->device->ledger, &copy->lease, copy->msg.bytes_used); /* R2 */
-    runtime->bytes_measured = copy->msg.bytes_used;
+    uint64_t bytes = berth_held_begin(&copy->held, copy->msg.bytes_used);
+    berth_residency_correct(&copy->device->ledger, &copy->lease, bytes); /* R2 */
+    runtime->bytes_measured = bytes;
     runtime->measured_on = copy->device;
     runtime->load_ns = berth_average(runtime->load_ns, load_ns);
     copy->sched->load_ns = berth_average(copy->sched->load_ns, load_ns);
     atomic_fetch_add(&model->stats.loads, 1);
     atomic_fetch_add(&model->stats.load_ns, load_ns);
-    atomic_store(&model->bytes_used, copy->msg.bytes_used);
+    atomic_store(&model->bytes_used, bytes);
 }
 
 static void send_unload(struct berth_copy *copy)

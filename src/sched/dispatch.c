@@ -69,7 +69,7 @@ static bool give_turn(struct berth_device *device)
             best = seat;
         }
     }
-    if (best == NULL) {
+    if (best == NULL || !berth_suspect_may_run(best->copy)) { /* nobody passes it */
         return false;
     }
     send(device, best);
@@ -81,6 +81,8 @@ static void send(struct berth_device *device, struct berth_seat *seat)
     struct berth_copy *copy = seat->copy;
     copy->batcher->ops->start(seat);
     seat->busy = true;
+    seat->apart = berth_suspect_is_apart(copy);
+    device->apart += seat->apart;
     seat->charged_ns = copy->run_ns == 0 ? CHARGE_UNKNOWN_NS : copy->run_ns;
     if (copy->virtual_ns > device->virtual_ns) {
         device->virtual_ns = copy->virtual_ns;
@@ -103,6 +105,7 @@ static void deliver(struct berth_post *post)
     struct berth_copy *copy = seat->copy;
     uint64_t run_ns = msg->t_ended_ns > msg->t_started_ns ? msg->t_ended_ns - msg->t_started_ns : 0;
     copy->device->under_way--;
+    copy->device->apart -= seat->apart;
     copy->virtual_ns = copy->virtual_ns - seat->charged_ns + run_ns;
     berth_copy_measure(copy, msg->bytes_used);
     berth_suspects_note(copy, msg);

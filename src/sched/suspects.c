@@ -10,6 +10,13 @@
  * own that ends well between them hardly ever. Rejected: a run that ends well as forgiveness for
  * deaths alone (a model that dies of some inputs would never be kept off, and each death costs all
  * that is loaded there).
+ *
+ * What is always in company, with runs that end well between, cannot be told from what is beside it
+ * by counting: both were in each death, and both run well most of the time. So after two deaths in
+ * company a model's runs are apart from those of all others there, for as long as deaths are
+ * remembered. The next death then is one model's alone. Loads go on beside it (warm does not wait
+ * for cold), and do not make it company: one that kills is in the first two deaths, too, has no run
+ * that excuses it, and is found at the third.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,6 +26,7 @@
 
 #define ALONE_MAX 2
 #define COMPANY_MAX 3
+#define APART_MIN 2 /* deaths in company, whatever was between them */
 #define FORGIVEN_NS (600 * BERTH_NS_PER_S) /* after so long without another */
 
 static bool is_marked(const struct berth_runtime *runtime, const struct berth_device *device);
@@ -36,9 +44,11 @@ void berth_suspect_mark(struct berth_copy *copy)
     }
     if (runtime->stamp_suspect != copy->spec->files_stamp) { /* other files: another model */
         runtime->stamp_suspect = copy->spec->files_stamp;
-        runtime->deaths_alone = runtime->deaths_company = runtime->kept_off = 0;
+        runtime->deaths_alone = runtime->deaths_company = runtime->deaths_beside = 0;
+        runtime->kept_off = 0;
         runtime->t_kept_off_ns = 0;
     }
+    runtime->suspect_apart = runtime->suspect_apart && is_marked(runtime, copy->device);
     runtime->suspect_on = copy->device;
     runtime->suspect_epoch = copy->device->epoch_seen;
 }
@@ -63,9 +73,9 @@ void berth_suspects_judge(struct berth_sched *sched, struct berth_device *device
     BERTH_LIST_EACH(link, &sched->runtimes) {
         struct berth_runtime *runtime = BERTH_CONTAINER_OF(link, struct berth_runtime, link);
         if (is_marked(runtime, device)) {
-            bool alone = count_others(runtime, device) == 0;
+            bool alone = runtime->suspect_apart || count_others(runtime, device) == 0;
             blame(runtime, device, alone);
-            culprit = alone ? runtime : NULL;
+            culprit = alone ? runtime : culprit;
         }
     }
     if (culprit == NULL || culprit != device->culprit || device->faults == 0) {
@@ -76,9 +86,11 @@ void berth_suspects_judge(struct berth_sched *sched, struct berth_device *device
 
 void berth_suspects_note(struct berth_copy *copy, const struct berth_worker_msg *msg)
 {
+    const struct berth_seat *seat = msg->state;
     struct berth_device *device = copy->device;
     if (msg->lost) {
         berth_suspect_mark(copy);
+        copy->runtime->suspect_apart = copy->runtime->suspect_apart || seat->apart;
     } else if (msg->err.code == BERTH_OK &&
                (msg->kind == BERTH_WORKER_RUN || msg->budget_ns > 0)) {
         copy->runtime->deaths_company = 0;
@@ -87,6 +99,27 @@ void berth_suspects_note(struct berth_copy *copy, const struct berth_worker_msg 
     if (device->lost_out > 0 && copy->epoch != device->epoch_seen && --device->lost_out == 0) {
         berth_suspects_judge(copy->sched, device);
     }
+}
+
+bool berth_suspect_is_apart(const struct berth_copy *copy)
+{
+    const struct berth_runtime *runtime = copy->runtime;
+    return copy->device->gpu && runtime->deaths_beside >= APART_MIN &&
+           copy->sched->now_ns <= runtime->t_forgiven_ns &&
+           runtime->stamp_suspect == copy->spec->files_stamp;
+}
+
+bool berth_suspect_may_run(const struct berth_copy *copy)
+{
+    const struct berth_device *device = copy->device;
+    uint32_t own = 0;
+    if (device->apart == 0 && !berth_suspect_is_apart(copy)) {
+        return true;
+    }
+    for (size_t i = 0; i < copy->seat_count; i++) {
+        own += copy->seats[i].busy;
+    }
+    return own == device->under_way;
 }
 
 bool berth_suspects_wait(const struct berth_sched *sched)
@@ -152,11 +185,18 @@ static void blame(struct berth_runtime *runtime, const struct berth_device *devi
 {
     uint64_t now_ns = runtime->sched->now_ns;
     if (now_ns > runtime->t_forgiven_ns) {
-        runtime->deaths_alone = runtime->deaths_company = runtime->kept_off = 0;
+        runtime->deaths_alone = runtime->deaths_company = runtime->deaths_beside = 0;
+        runtime->kept_off = 0;
     }
     runtime->deaths_alone += alone;
     runtime->deaths_company += !alone;
+    runtime->deaths_beside += !alone;
     runtime->t_forgiven_ns = now_ns + FORGIVEN_NS;
+    if (!alone && runtime->deaths_beside == APART_MIN) {
+        berth_log_warn("sched", 0, "runs alone on the GPU for a time model=%s version=%" PRIu64
+                       " device=%s", runtime->model->name, runtime->model->version,
+                       device->worker->device);
+    }
     if (runtime->deaths_alone < ALONE_MAX && runtime->deaths_company < COMPANY_MAX) {
         return;
     }
@@ -165,11 +205,11 @@ static void blame(struct berth_runtime *runtime, const struct berth_device *devi
     runtime->t_forgiven_ns += pause_ns;
     snprintf(runtime->suspicion, sizeof(runtime->suspicion),
              "the worker process of %s ended %" PRIu32 " times while it ran or loaded there",
-             device->worker->device, runtime->deaths_alone + runtime->deaths_company);
+             device->worker->device, runtime->deaths_alone + runtime->deaths_beside);
     berth_log_warn("sched", 0, "kept off the GPU model=%s version=%" PRIu64
                    " device=%s seconds=%" PRIu64 " alone=%" PRIu32 " in_company=%" PRIu32,
                    runtime->model->name, runtime->model->version, device->worker->device,
-                   pause_ns / BERTH_NS_PER_S, runtime->deaths_alone, runtime->deaths_company);
+                   pause_ns / BERTH_NS_PER_S, runtime->deaths_alone, runtime->deaths_beside);
 }
 
 /* Loaded by decision, and no other device may have it: nobody else would ask again. */

@@ -23,6 +23,7 @@ struct berth_flight *berth_flight_create(struct berth_process_worker *worker,
             return NULL;
         }
         flight->remote->load_id = msg->load_id;
+        flight->remote->held = msg->held;
         flight->remote->spec = berth_spec_retain(msg->spec);
     } else {
         flight->remote = berth_remote_find(worker, msg->load_id);

@@ -38,7 +38,8 @@ static enum berth_code host_start(struct berth_host *host, struct berth_err *err
 static enum berth_code take_hello(struct berth_host *host, struct berth_engine_env *env,
                                   struct berth_worker_options *options, struct berth_err *err);
 static void host_run(struct berth_host *host);
-static int say_alive(struct berth_host *host, uint64_t now_ns);
+static int look_around(struct berth_host *host, uint64_t now_ns);
+static uint64_t say_alive(struct berth_host *host, uint64_t now_ns);
 static bool goes_on(struct berth_host_job *job);
 static void host_finish(struct berth_host *host);
 static void read_server(struct berth_host *host);
@@ -59,6 +60,7 @@ int berth_worker_host_main(int argc, char **argv)
     }
     host->fd = fd;
     host->epoll_fd = -1;
+    berth_list_init(&host->loads);
     berth_list_init(&host->jobs);
     berth_list_init(&host->rows);
     bool good = host_start(host, &err) == BERTH_OK;
@@ -67,7 +69,7 @@ int berth_worker_host_main(int argc, char **argv)
     } else if (!host->ended) {
         berth_log_err(BERTH_LOG_ERROR, "worker", 0, &err);
     }
-    good = (good || host->ended) && !host->wrong && !berth_engines_lost();
+    good = (good || host->ended) && host->fault.code == BERTH_OK && !berth_engines_lost();
     host_finish(host);
     return good ? 0 : 1;
 }
@@ -121,6 +123,11 @@ static enum berth_code take_hello(struct berth_host *host, struct berth_engine_e
         host->ended = got == BERTH_WIRE_ENDED;
         return berth_fail(err, BERTH_INTERNAL, "the server sent no greeting");
     }
+    if (!berth_host_legal(host, BERTH_HOST_GREETING)) {
+        berth_wire_close(message);
+        *err = host->fault;
+        return err->code;
+    }
     const char *version = berth_wire_get_text(message);
     const char *device = berth_wire_get_text(message);
     options->run_threads = berth_wire_get_u32(message, THREADS_MAX);
@@ -134,8 +141,7 @@ static enum berth_code take_hello(struct berth_host *host, struct berth_engine_e
     host->alive_ns = host->alive_ns < ALIVE_NS_MIN   ? ALIVE_NS_MIN
                      : host->alive_ns > ALIVE_NS_MAX ? ALIVE_NS_MAX
                                                      : host->alive_ns;
-    if (message->kind != BERTH_WIRE_HELLO || !whole || version == NULL || device == NULL ||
-        strlen(device) >= sizeof(host->device)) {
+    if (!whole || version == NULL || device == NULL || strlen(device) >= sizeof(host->device)) {
         return berth_fail(err, BERTH_INTERNAL, "the server's greeting cannot be read");
     }
     if (strcmp(version, BERTH_VERSION) != 0) {
@@ -157,7 +163,7 @@ static void host_run(struct berth_host *host)
         struct epoll_event events[EVENTS_MAX];
         struct berth_link *link;
         int count = 0;
-        int wait_ms = say_alive(host, berth_clock_now_ns());
+        int wait_ms = look_around(host, berth_clock_now_ns());
         if (berth_queue_sleep(&host->replies)) {
             count = epoll_wait(host->epoll_fd, events, EVENTS_MAX, wait_ms);
             berth_queue_wake(&host->replies);
@@ -181,15 +187,28 @@ static void host_run(struct berth_host *host)
     }
 }
 
+/* Returns how long until that is due again; -1: nothing will be. */
+static int look_around(struct berth_host *host, uint64_t now_ns)
+{
+    uint64_t t_alive_ns = say_alive(host, now_ns);
+    uint64_t t_held_ns = berth_host_look_at_held(host, now_ns);
+    uint64_t t_next_ns = t_alive_ns < t_held_ns ? t_alive_ns : t_held_ns;
+    if (t_next_ns == UINT64_MAX) {
+        return -1;
+    }
+    uint64_t wait_ms = t_next_ns > now_ns ? (t_next_ns - now_ns) / BERTH_NS_PER_MS + 1 : 0;
+    return wait_ms < INT_MAX ? (int)wait_ms : INT_MAX;
+}
+
 /* P12: for each load and unload whose thread has had CPU time since, or that no thread has begun.
- * Returns how long until the next look; -1: there is none to look at. */
-static int say_alive(struct berth_host *host, uint64_t now_ns)
+ * Returns when to look next; UINT64_MAX: there is none to look at. */
+static uint64_t say_alive(struct berth_host *host, uint64_t now_ns)
 {
     bool any = false;
     bool due = now_ns >= host->t_alive_ns;
     BERTH_LIST_EACH(link, &host->jobs) {
         struct berth_host_job *job = BERTH_CONTAINER_OF(link, struct berth_host_job, link);
-        if (!job->is_out || job->msg.kind == BERTH_WORKER_RUN ||
+        if (job->state != BERTH_HOST_OUT || job->msg.kind == BERTH_WORKER_RUN ||
             job->msg.kind == BERTH_WORKER_STEP) {
             continue;
         }
@@ -202,8 +221,7 @@ static int say_alive(struct berth_host *host, uint64_t now_ns)
     if (due && any) {
         host->t_alive_ns = now_ns + host->alive_ns;
     }
-    uint64_t wait_ms = (host->t_alive_ns - now_ns) / BERTH_NS_PER_MS + 1;
-    return !any ? -1 : wait_ms < INT_MAX ? (int)wait_ms : INT_MAX;
+    return any ? host->t_alive_ns : UINT64_MAX;
 }
 
 /* A thread that reads a slow disk has some CPU time with each piece of it; one that waits for what
@@ -250,6 +268,10 @@ static void host_finish(struct berth_host *host)
     while (!berth_list_empty(&host->rows)) {
         berth_host_row_destroy(BERTH_CONTAINER_OF(host->rows.next, struct berth_host_row, link));
     }
+    while (!berth_list_empty(&host->loads)) {
+        berth_host_load_destroy(
+            BERTH_CONTAINER_OF(host->loads.next, struct berth_host_load, link));
+    }
     berth_engines_finish();
     berth_slabs_destroy(host->slabs);
     berth_queue_finish(&host->replies);
@@ -268,14 +290,16 @@ static void read_server(struct berth_host *host)
             return;
         }
         host->ended = got != BERTH_WIRE_OK;
-        host->wrong = got == BERTH_WIRE_BAD;
+        if (got == BERTH_WIRE_BAD) {
+            (void)berth_fail(&host->fault, BERTH_INVALID,
+                             "the server sent what is no message of this protocol");
+        }
         if (!host->ended) {
             berth_host_take(host);
             berth_wire_close(&host->message);
         }
-        if (host->wrong) {
-            berth_log_error("worker", 0, "a message of the server cannot be read kind=%u",
-                            host->message.kind);
+        if (host->fault.code != BERTH_OK) {
+            berth_log_err(BERTH_LOG_ERROR, "worker", 0, &host->fault);
             host->ended = true;
         }
     }

@@ -1,8 +1,11 @@
 /* host_answer.c - what became of the server's messages, told to it in messages. */
+#include "base/clock.h"
 #include "base/mem.h"
 #include "worker/host.h"
 
-static void deliver_load(struct berth_host_job *job);
+static bool deliver_load(struct berth_host_job *job);
+static void end_load(struct berth_host_job *job);
+static void end_unload(struct berth_host_job *job);
 static bool as_expected(const struct berth_host_job *job);
 static void deliver_run(struct berth_host_job *job);
 static void deliver_step(struct berth_host_job *job);
@@ -10,19 +13,22 @@ static void end_dropped(struct berth_host_job *job);
 static void send_event(struct berth_host_job *job, const struct berth_step_event *event);
 static void put_part(struct berth_host_job *job, const struct berth_part *part);
 static struct berth_host_row *row_in_slot(const struct berth_host_job *job, uint32_t slot);
+static void send_held(struct berth_host_load *load, uint64_t bytes);
 
 void berth_host_deliver(struct berth_post *post)
 {
     struct berth_host_job *job = BERTH_CONTAINER_OF(
         BERTH_CONTAINER_OF(post, struct berth_worker_msg, post), struct berth_host_job, msg);
     struct berth_host *host = job->host;
-    job->is_out = false;
     switch (job->msg.kind) {
     case BERTH_WORKER_DESCRIBE:
-        deliver_load(job);
-        if (job->is_out) {
+        if (deliver_load(job)) {
             return;
         }
+        end_load(job);
+        break;
+    case BERTH_WORKER_LOAD:
+        end_load(job);
         break;
     case BERTH_WORKER_RUN:
         deliver_run(job);
@@ -30,33 +36,63 @@ void berth_host_deliver(struct berth_post *post)
     case BERTH_WORKER_STEP:
         deliver_step(job);
         break;
-    case BERTH_WORKER_LOAD:
-        break;
     case BERTH_WORKER_UNLOAD:
-        BERTH_LIST_EACH_SAFE(link, &host->rows) {
-            struct berth_host_row *row = BERTH_CONTAINER_OF(link, struct berth_host_row, link);
-            if (row->load_id == job->msg.load_id) {
-                berth_host_row_destroy(row);
-            }
-        }
+        end_unload(job);
         break;
     }
+    if (job->msg.kind == BERTH_WORKER_RUN || job->msg.kind == BERTH_WORKER_STEP) {
+        job->load->busy &= ~(UINT64_C(1) << job->msg.instance);
+    }
+    job->load = NULL;
     berth_host_send_done(job);
+    job->state = BERTH_HOST_LENT;
     if (!job->lends || host->ended) {
         berth_host_job_destroy(job);
     }
 }
 
-static void deliver_load(struct berth_host_job *job)
+/* It has been described. True: and goes on. */
+static bool deliver_load(struct berth_host_job *job)
 {
     job->msg.kind = BERTH_WORKER_LOAD;
     if (job->msg.err.code == BERTH_OK && !as_expected(job)) {
         (void)berth_fail(&job->msg.err, BERTH_UNAVAILABLE,
                          "its files have changed since they were described");
     }
-    if (job->msg.err.code == BERTH_OK && !job->host->ended) {
+    bool goes_on = job->msg.err.code == BERTH_OK && !job->host->ended;
+    if (goes_on) {
         berth_host_dispatch(job);
     }
+    return goes_on;
+}
+
+/* Loaded, or there no more. */
+static void end_load(struct berth_host_job *job)
+{
+    struct berth_host_load *load = job->load;
+    if (job->msg.err.code != BERTH_OK) {
+        berth_host_load_destroy(load);
+        return;
+    }
+    bool steps = load->spec->run_mode == BERTH_RUN_STEPS;
+    load->state = BERTH_HOST_IDLE;
+    load->instance_count = job->msg.instance_count < BERTH_WIRE_INSTANCES_MAX
+                               ? job->msg.instance_count
+                               : BERTH_WIRE_INSTANCES_MAX;
+    load->slot_count = steps ? job->msg.slots : 0;
+    job->msg.bytes_used = berth_held_begin(&load->held, job->msg.bytes_used);
+}
+
+/* And with it what lived in its slots. */
+static void end_unload(struct berth_host_job *job)
+{
+    BERTH_LIST_EACH_SAFE(link, &job->host->rows) {
+        struct berth_host_row *row = BERTH_CONTAINER_OF(link, struct berth_host_row, link);
+        if (row->load_id == job->msg.load_id) {
+            berth_host_row_destroy(row);
+        }
+    }
+    berth_host_load_destroy(job->load);
 }
 
 static bool as_expected(const struct berth_host_job *job)
@@ -194,4 +230,33 @@ static struct berth_host_row *row_in_slot(const struct berth_host_job *job, uint
         }
     }
     return NULL;
+}
+
+/* P14: a model has grown while nothing of it ran. */
+void berth_host_deliver_held(struct berth_post *post)
+{
+    struct berth_host_load *load = BERTH_CONTAINER_OF(
+        BERTH_CONTAINER_OF(post, struct berth_held, post), struct berth_host_load, held);
+    send_held(load, berth_held_take(&load->held, berth_clock_now_ns()));
+}
+
+uint64_t berth_host_look_at_held(struct berth_host *host, uint64_t now_ns)
+{
+    uint64_t t_next_ns = UINT64_MAX;
+    BERTH_LIST_EACH(link, &host->loads) {
+        struct berth_host_load *load = BERTH_CONTAINER_OF(link, struct berth_host_load, link);
+        send_held(load, berth_held_look(&load->held, now_ns));
+        t_next_ns = load->held.t_look_ns < t_next_ns ? load->held.t_look_ns : t_next_ns;
+    }
+    return t_next_ns;
+}
+
+static void send_held(struct berth_host_load *load, uint64_t bytes)
+{
+    struct berth_wire_writer *writer = &load->host->writer;
+    if (bytes > 0) {
+        berth_wire_begin(writer, BERTH_WIRE_HELD, load->load_id);
+        berth_wire_put_u64(writer, bytes);
+        berth_host_send(load->host);
+    }
 }

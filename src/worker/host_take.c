@@ -1,11 +1,14 @@
 /* host_take.c - what the server says, made into messages for the thread worker.
  *
  * The server is believed no more than it believes us: a message is taken whole or not at all, its
- * numbers are within bounds, and it comes when it may. One that is not ends the process (P6).
+ * numbers are within bounds, and it comes when it may (host_state.c). One that is not ends the
+ * process (P6, P13). A request that does not fit its model has that for an answer: engines rely on
+ * names, types, shapes and lengths.
  */
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/check.h"
 #include "repo/model_config.h"
 #include "worker/host.h"
 
@@ -19,12 +22,15 @@ static enum berth_code fill_spec(struct berth_model_spec *spec, const char *text
                                  const char *config, struct berth_err *err);
 static void take_unload(struct berth_host *host);
 static void take_run(struct berth_host *host, bool steps);
+static bool drops_slots(struct berth_host *host, const struct berth_host_job *job);
 static bool make_rows(struct berth_host_job *job, uint32_t count, uint32_t drop_count, bool steps);
+static enum berth_code take_request(struct berth_host *host, const struct berth_host_job *job,
+                                    struct berth_request **out, struct berth_err *err);
 static void take_row(struct berth_host *host);
 static void take_cancel(struct berth_host *host);
 static void take_release(struct berth_host *host);
 static struct berth_host_job *job_create(struct berth_host *host, enum berth_worker_kind kind);
-static struct berth_host_job *job_find(struct berth_host *host, uint64_t id);
+static bool is_whole(struct berth_host *host);
 
 void berth_host_take(struct berth_host *host)
 {
@@ -48,8 +54,8 @@ void berth_host_take(struct berth_host *host)
     case BERTH_WIRE_RELEASE:
         take_release(host);
         break;
-    default:
-        host->wrong = true;
+    default: /* HELLO again, or ours to say */
+        (void)berth_host_legal(host, BERTH_HOST_SERVING);
         break;
     }
 }
@@ -62,14 +68,22 @@ static void take_load(struct berth_host *host)
         return;
     }
     job->msg.err.code = read_spec(host, job, &job->msg.err);
-    if (host->message.bad) {
-        host->wrong = true;
+    if (!is_whole(host) ||
+        !berth_host_legal(host,
+                          berth_host_load_state(berth_host_load_find(host, job->msg.load_id))) ||
+        !berth_host_is_next(host, &host->token_last, job->token)) {
         berth_host_job_destroy(job);
-    } else if (job->msg.err.code != BERTH_OK) {
+        return;
+    }
+    if (job->msg.err.code == BERTH_OK && (job->load = berth_host_load_create(job)) == NULL) {
+        (void)berth_fail(&job->msg.err, BERTH_UNAVAILABLE, "out of memory");
+    }
+    if (job->msg.err.code != BERTH_OK) {
         job->msg.kind = BERTH_WORKER_LOAD;
         berth_host_send_done(job);
         berth_host_job_destroy(job);
     } else {
+        job->msg.held = &job->load->held;
         berth_host_dispatch(job);
     }
 }
@@ -146,13 +160,18 @@ static enum berth_code fill_spec(struct berth_model_spec *spec, const char *text
 static void take_unload(struct berth_host *host)
 {
     struct berth_host_job *job = job_create(host, BERTH_WORKER_UNLOAD);
-    if (job != NULL) {
-        job->msg.load_id = berth_wire_get_u64(&host->message);
-        host->wrong = !berth_wire_whole(&host->message);
-        if (!host->wrong) {
-            berth_host_dispatch(job);
-        }
+    if (job == NULL) {
+        return;
     }
+    job->msg.load_id = berth_wire_get_u64(&host->message);
+    struct berth_host_load *load = berth_host_load_find(host, job->msg.load_id);
+    if (!is_whole(host) || !berth_host_legal(host, berth_host_load_state(load))) {
+        berth_host_job_destroy(job);
+        return;
+    }
+    job->load = load;
+    load->state = BERTH_HOST_UNLOADING;
+    berth_host_dispatch(job);
 }
 
 static void take_run(struct berth_host *host, bool steps)
@@ -168,7 +187,9 @@ static void take_run(struct berth_host *host, bool steps)
     job->msg.budget_ns = steps ? berth_wire_get_u64(message) : 0;
     uint32_t drop_count = steps ? berth_wire_get_u32(message, BERTH_WIRE_ROWS_MAX) : 0;
     if (message->bad || !make_rows(job, job->row_count, drop_count, steps)) {
-        host->wrong = true; /* without memory for the lists nothing goes on either */
+        berth_host_fail(host, message->bad ? BERTH_INVALID : BERTH_UNAVAILABLE,
+                        message->bad ? "it cannot be read" : "no memory to keep track of it");
+        berth_host_job_destroy(job);
         return;
     }
     for (uint32_t i = 0; i < drop_count; i++) {
@@ -178,10 +199,32 @@ static void take_run(struct berth_host *host, bool steps)
     job->msg.drop_count = drop_count;
     job->msg.step = job->step;
     job->msg.batch.rows = job->rows;
-    host->wrong = !berth_wire_whole(message);
-    if (!host->wrong && job->row_count == 0) {
+    job->load = berth_host_load_find(host, job->msg.load_id);
+    if (!is_whole(host) ||
+        !berth_host_legal(host, berth_host_seat_state(job->load, job->msg.instance,
+                                                      steps ? BERTH_RUN_STEPS
+                                                            : BERTH_RUN_EXECUTE)) ||
+        !drops_slots(host, job)) {
+        berth_host_job_destroy(job);
+        return;
+    }
+    job->load->busy |= UINT64_C(1) << job->msg.instance;
+    job->state = BERTH_HOST_GATHERING;
+    if (job->row_count == 0) {
         berth_host_dispatch(job);
     }
+}
+
+/* They may be free already: of a step that failed on the server's side a row's end is not told. */
+static bool drops_slots(struct berth_host *host, const struct berth_host_job *job)
+{
+    for (size_t i = 0; i < job->msg.drop_count; i++) {
+        if (job->drops[i] >= job->load->slot_count) {
+            berth_host_fail(host, BERTH_INVALID, "it drops a slot that is none");
+            return false;
+        }
+    }
+    return true;
 }
 
 static bool make_rows(struct berth_host_job *job, uint32_t count, uint32_t drop_count, bool steps)
@@ -199,37 +242,44 @@ static bool make_rows(struct berth_host_job *job, uint32_t count, uint32_t drop_
 static void take_row(struct berth_host *host)
 {
     struct berth_wire_message *message = &host->message;
-    struct berth_host_job *job = job_find(host, message->id);
+    struct berth_host_job *job = berth_host_job_find(host, message->id);
     struct berth_row failed = {0};
     struct berth_host_row *row = NULL;
+    struct berth_request *request = NULL;
     uint64_t token = berth_wire_get_u64(message);
     uint32_t index = berth_wire_get_u32(message, UINT32_MAX);
     uint32_t is_cancelled = berth_wire_get_u32(message, 1);
     uint32_t comes = berth_wire_get_u32(message, 1);
-    if (message->bad || job == NULL || job->is_out || index != job->rows_seen ||
-        index >= job->row_count) {
-        host->wrong = true;
+    if (message->bad) {
+        berth_host_fail(host, BERTH_INVALID, "it cannot be read");
         return;
     }
-    job->rows_seen++;
+    if (!berth_host_legal(host, berth_host_job_state(job))) {
+        return;
+    }
+    if (index != job->rows_seen) { /* and so it is one of row_count */
+        berth_host_fail(host, BERTH_CONFLICT, "it is not the next row");
+        return;
+    }
     if (comes == 1 && (row = berth_alloc(sizeof(*row))) == NULL) {
         (void)berth_fail(&failed.err, BERTH_UNAVAILABLE, "out of memory");
         message->at = message->end; /* what it held is not looked at */
     } else if (comes == 1) {
-        failed.err.code =
-            berth_wire_get_request(message, host->slabs, &row->request, &failed.err);
+        failed.err.code = take_request(host, job, &request, &failed.err);
     }
-    if (!berth_wire_whole(message)) {
-        berth_request_release(row == NULL ? NULL : row->request);
+    if (!is_whole(host) || !berth_host_is_next(host, &host->token_last, token)) {
+        berth_request_release(request);
         berth_free(row);
-        host->wrong = true;
         return;
     }
+    job->rows_seen++;
     if (failed.err.code != BERTH_OK) {
+        berth_request_release(request);
         berth_free(row);
         berth_host_send_answer(job, index, &failed);
     } else if (comes == 1) {
         size_t at = job->msg.batch.row_count++;
+        row->request = request;
         row->token = token;
         row->load_id = job->msg.load_id;
         row->instance = job->msg.instance;
@@ -246,10 +296,19 @@ static void take_row(struct berth_host *host)
     }
 }
 
+/* On an error there may be a request all the same. */
+static enum berth_code take_request(struct berth_host *host, const struct berth_host_job *job,
+                                    struct berth_request **out, struct berth_err *err)
+{
+    BERTH_TRY(berth_wire_get_request(&host->message, host->slabs, out, err));
+    return berth_model_check(job->load->spec, *out, err);
+}
+
+/* What it names may have ended meanwhile; what was never there it must not name. */
 static void take_cancel(struct berth_host *host)
 {
-    host->wrong = !berth_wire_whole(&host->message);
-    if (host->wrong) {
+    if (!is_whole(host) ||
+        !berth_host_legal(host, berth_host_token_state(host, host->message.id))) {
         return;
     }
     BERTH_LIST_EACH(link, &host->rows) {
@@ -269,17 +328,15 @@ static void take_cancel(struct berth_host *host)
 
 static void take_release(struct berth_host *host)
 {
-    struct berth_host_job *job = job_find(host, host->message.id);
-    if (!berth_wire_whole(&host->message) || job == NULL || !job->lends || job->is_out) {
-        host->wrong = true;
-    } else {
+    struct berth_host_job *job = berth_host_job_find(host, host->message.id);
+    if (is_whole(host) && berth_host_legal(host, berth_host_job_state(job))) {
         berth_host_job_destroy(job);
     }
 }
 
 void berth_host_dispatch(struct berth_host_job *job)
 {
-    job->is_out = true;
+    job->state = BERTH_HOST_OUT;
     job->msg.post.deliver = berth_host_deliver;
     if (job->msg.kind == BERTH_WORKER_RUN && job->msg.batch.row_count == 0) {
         berth_host_deliver(&job->msg.post); /* all its rows have their answers */
@@ -291,12 +348,12 @@ void berth_host_dispatch(struct berth_host_job *job)
 /* Without memory for a message nothing more can be kept track of: the process ends. */
 static struct berth_host_job *job_create(struct berth_host *host, enum berth_worker_kind kind)
 {
-    struct berth_host_job *job = NULL;
-    if (job_find(host, host->message.id) == NULL) {
-        job = berth_alloc(sizeof(*job));
+    if (!berth_host_is_next(host, &host->id_last, host->message.id)) {
+        return NULL;
     }
+    struct berth_host_job *job = berth_alloc(sizeof(*job));
     if (job == NULL) {
-        host->wrong = true;
+        berth_host_fail(host, BERTH_UNAVAILABLE, "no memory to keep track of it");
         return NULL;
     }
     job->host = host;
@@ -306,13 +363,12 @@ static struct berth_host_job *job_create(struct berth_host *host, enum berth_wor
     return job;
 }
 
-static struct berth_host_job *job_find(struct berth_host *host, uint64_t id)
+/* All of it was read, and could be. */
+static bool is_whole(struct berth_host *host)
 {
-    BERTH_LIST_EACH(link, &host->jobs) {
-        struct berth_host_job *job = BERTH_CONTAINER_OF(link, struct berth_host_job, link);
-        if (job->id == id) {
-            return job;
-        }
+    bool whole = berth_wire_whole(&host->message);
+    if (!whole) {
+        berth_host_fail(host, BERTH_INVALID, "it cannot be read");
     }
-    return NULL;
+    return whole;
 }

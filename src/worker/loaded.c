@@ -23,6 +23,9 @@ struct berth_loaded {
     const char *device;                    /* of the weights; the worker's */
     struct berth_span weights;             /* owned; zero where the engine loads for itself */
     struct berth_engine_model *model;      /* owned */
+    struct berth_engine_watch watch;       /* the model's growth, told to `held` (P14) */
+    struct berth_held *held;               /* the controller's; NULL: nobody asks */
+    struct berth_queue *replies;           /* where it is told */
     struct berth_instance **instances;     /* owned */
     uint32_t instance_count;
     uint32_t slots;
@@ -33,6 +36,7 @@ static enum berth_code load_stages(struct berth_loaded *loaded, struct berth_sla
 static enum berth_code check_wanted(const struct berth_worker_msg *msg, struct berth_err *err);
 static enum berth_code load_weights(struct berth_loaded *loaded, struct berth_err *err);
 static uint64_t bytes_held(const struct berth_loaded *loaded);
+static void on_grown(struct berth_engine_watch *watch);
 static enum berth_code make_instances(struct berth_loaded *loaded,
                                       const struct berth_worker_msg *msg, struct berth_err *err);
 static enum berth_code warm_up(struct berth_loaded *loaded, struct berth_slabs *slabs,
@@ -78,6 +82,9 @@ enum berth_code berth_loaded_create(const struct berth_engine_ops *engine,
     loaded->spec = berth_spec_retain(msg->spec);
     loaded->device = msg->worker->device;
     loaded->weights.fd = -1;
+    loaded->watch.grown = on_grown;
+    loaded->held = msg->held;
+    loaded->replies = msg->worker->replies;
     berth_engine_load_set(&msg->unwanted);
     enum berth_code code = load_stages(loaded, slabs, msg, err);
     berth_engine_load_set(NULL);
@@ -131,6 +138,9 @@ static enum berth_code load_stages(struct berth_loaded *loaded, struct berth_sla
     BERTH_TRY(load_weights(loaded, err));
     BERTH_TRY(check_wanted(msg, err));
     BERTH_TRY(engine->model_attach(spec, loaded->weights, &loaded->model, err));
+    if (engine->model_watch != NULL && loaded->held != NULL) {
+        engine->model_watch(loaded->model, &loaded->watch);
+    }
     BERTH_TRY(make_instances(loaded, msg, err));
     loaded->slots = spec->batch_size_max == 0 ? 1 : UINT32_MAX;
     if (spec->batch_size_max < UINT32_MAX && spec->batch_size_max > 0) {
@@ -165,6 +175,12 @@ static enum berth_code load_weights(struct berth_loaded *loaded, struct berth_er
 static uint64_t bytes_held(const struct berth_loaded *loaded)
 {
     return loaded->weights.bytes + loaded->engine->model_bytes(loaded->model);
+}
+
+static void on_grown(struct berth_engine_watch *watch)
+{
+    const struct berth_loaded *loaded = BERTH_CONTAINER_OF(watch, struct berth_loaded, watch);
+    berth_held_tell(loaded->held, loaded->replies, bytes_held(loaded));
 }
 
 static enum berth_code make_instances(struct berth_loaded *loaded,

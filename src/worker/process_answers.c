@@ -25,6 +25,8 @@ static enum berth_code take_part(struct berth_process_worker *worker, struct ber
 static enum berth_code take_tensor(const struct berth_model_spec *spec, struct berth_part *part,
                                    const struct berth_wire_tensor *tensor,
                                    struct berth_err *fault);
+static enum berth_code take_held(struct berth_process_worker *worker, struct berth_err *err);
+static uint64_t believable(const struct berth_process_worker *worker, uint64_t bytes);
 static enum berth_code take_alive(struct berth_process_worker *worker, struct berth_flight *flight,
                                   uint64_t now_ns, struct berth_err *err);
 static enum berth_code take_done(struct berth_process_worker *worker, struct berth_flight *flight,
@@ -39,6 +41,9 @@ enum berth_code berth_process_answer(struct berth_process_worker *worker, uint64
                                      struct berth_err *err)
 {
     struct berth_wire_message *message = &worker->message;
+    if (message->kind == BERTH_WIRE_HELD) {
+        return take_held(worker, err);
+    }
     struct berth_flight *flight = flight_of(worker, message->id);
     if (flight == NULL) {
         return wrong(err, "an answer to no message under way");
@@ -207,6 +212,27 @@ static enum berth_code take_tensor(const struct berth_model_spec *spec, struct b
     return berth_wire_read_tensor(tensor, to, fault);
 }
 
+/* Of a model that is loaded, also while its UNLOAD is on the way (P14). */
+static enum berth_code take_held(struct berth_process_worker *worker, struct berth_err *err)
+{
+    struct berth_wire_message *message = &worker->message;
+    struct berth_remote *remote = berth_remote_find(worker, message->id);
+    uint64_t bytes = berth_wire_get_u64(message);
+    if (!berth_wire_whole(message) || remote == NULL) {
+        return wrong(err, "what a model holds that is none, or cannot be read");
+    }
+    if (remote->held != NULL) {
+        berth_held_tell(remote->held, worker->base.replies, believable(worker, bytes));
+    }
+    return BERTH_OK;
+}
+
+static uint64_t believable(const struct berth_process_worker *worker, uint64_t bytes)
+{
+    uint64_t bytes_max = worker->base.bytes_max;
+    return bytes_max != 0 && bytes > bytes_max ? bytes_max : bytes;
+}
+
 /* A load, or an unload, that goes on (P12). */
 static enum berth_code take_alive(struct berth_process_worker *worker, struct berth_flight *flight,
                                   uint64_t now_ns, struct berth_err *err)
@@ -243,10 +269,9 @@ static enum berth_code take_done(struct berth_process_worker *worker, struct ber
     }
     judge_cancelled(flight->told || msg == NULL || berth_process_unwanted(flight), &whole);
     if (msg != NULL) {
-        uint64_t bytes_max = worker->base.bytes_max;
         msg->t_ended_ns = t_ended_ns < now_ns ? t_ended_ns : now_ns;
         msg->t_started_ns = t_started_ns < msg->t_ended_ns ? t_started_ns : msg->t_ended_ns;
-        msg->bytes_used = bytes_max != 0 && bytes_used > bytes_max ? bytes_max : bytes_used;
+        msg->bytes_used = believable(worker, bytes_used);
         if (msg->err.code == BERTH_OK) {
             msg->err = whole;
         }
@@ -303,6 +328,7 @@ static enum berth_code end_load(struct berth_process_worker *worker, struct bert
         berth_flight_end(worker, flight);
         return BERTH_OK;
     }
+    remote->held = NULL; /* the message has it, and goes home */
     flight->msg = NULL;
     flight->pieces_sent = 0;
     flight->id = ++worker->id_last;

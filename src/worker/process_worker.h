@@ -34,6 +34,7 @@ struct berth_remote { /* a model the child has loaded */
     struct berth_remote *next;
     uint64_t load_id;
     struct berth_model_spec *spec; /* retained */
+    struct berth_held *held;       /* the controller's (P14); NULL: nobody asks */
     uint32_t instance_count;
     uint32_t slot_count;             /* of an instance; 0: no step model */
     struct berth_remote_slot *slots; /* owned; slot_count for each instance */
@@ -122,8 +123,8 @@ const char *berth_process_hang(struct berth_process_worker *worker, uint64_t now
 bool berth_process_unwanted(const struct berth_flight *flight);
 uint64_t berth_process_load_ns_max(const struct berth_process_worker *worker);
 
-/* process_answers.c. Takes worker->message, an ANSWER, EVENT or DONE. An error is the child's
- * fault, and it must not be believed any further. */
+/* process_answers.c. Takes worker->message, an ANSWER, EVENT, DONE, ALIVE or HELD. An error is the
+ * child's fault, and it must not be believed any further. */
 enum berth_code berth_process_answer(struct berth_process_worker *worker, uint64_t now_ns,
                                      struct berth_err *err) BERTH_MUST_USE;
 

@@ -7,7 +7,7 @@
  * them. Tensors in messages are slab ranges, never pointers.
  *
  * Threads: send from the controller only. A message belongs to the worker until it comes back.
- * Rules:   README.md here, P1 to P12.
+ * Rules:   README.md here, P1 to P14.
  */
 #ifndef BERTH_WORKER_H
 #define BERTH_WORKER_H
@@ -19,6 +19,7 @@
 #include "base/queue.h"
 #include "engine/engine.h"
 #include "model/model.h"
+#include "worker/held.h"
 
 enum berth_worker_kind {
     BERTH_WORKER_DESCRIBE, /* completes spec; loads nothing              -> err, spec */
@@ -38,6 +39,9 @@ struct berth_worker_msg {
     struct berth_model_spec *spec;   /* retained by the controller; DESCRIBE and LOAD may complete
                                         one that is not completed, and is nobody else's then */
     uint64_t load_id;                /* names one loaded copy; the controller's choice, unique */
+    struct berth_held *held;         /* LOAD: the controller's, where growth is told without a RUN
+                                        (P14); the worker borrows it until the UNLOAD, or a LOAD
+                                        that failed, is home. NULL: nobody asks */
     uint32_t instance;
     struct berth_batch batch;        /* RUN: rows; STEP: rows to admit; the controller's memory */
     const uint32_t *drops;           /* STEP: slots to drop first */

@@ -9,7 +9,7 @@
 
 #include "base/mem.h"
 
-#define MAGIC 0xBE47C001u
+#define MAGIC 0xBE47C002u /* the last byte counts on with each change of the messages */
 #define TEXT_NONE UINT32_MAX
 #define PARAMS_MAX 4096
 #define HEAD_BYTES 16 /* magic, kind, id */

@@ -9,6 +9,7 @@
  *     server   LOAD, UNLOAD                                process  ALIVEs, then DONE
  *     server   RUN or STEP, then its ROWs                  process  ANSWERs, EVENTs, then DONE
  *     server   CANCEL (a row, a LOAD), RELEASE (tensors of a message are read), any time
+ *                                                          process  HELD (of a load), any time
  *
  * Neither end believes the other: a reader that finds a field out of bounds turns `bad` and stays
  * so, and its holder gives the other end up. Both ends are the same machine and version (HELLO and
@@ -49,6 +50,7 @@ enum berth_wire_kind {
     BERTH_WIRE_EVENT,
     BERTH_WIRE_DONE,
     BERTH_WIRE_ALIVE, /* a load or unload goes on; no fields */
+    BERTH_WIRE_HELD,  /* a loaded model has grown while nothing of it ran: bytes */
     BERTH_WIRE_KIND_END
 };
 
@@ -61,7 +63,7 @@ struct berth_wire_writer {
 };
 
 /* `id` names the message that is begun, or that the answer belongs to; for CANCEL the token of the
- * row or LOAD. */
+ * row or LOAD, for HELD the load's id. */
 void berth_wire_begin(struct berth_wire_writer *writer, enum berth_wire_kind kind, uint64_t id);
 void berth_wire_put_u32(struct berth_wire_writer *writer, uint32_t value);
 void berth_wire_put_u64(struct berth_wire_writer *writer, uint64_t value);

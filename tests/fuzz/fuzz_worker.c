@@ -209,7 +209,7 @@ static void server_speaks_to_host(const uint8_t *bytes, size_t length)
     for (bool good = true; good && length >= 3;) {
         size_t fields = bytes[2] < length - 3 ? bytes[2] : length - 3;
         berth_wire_begin(&head, (enum berth_wire_kind)(BERTH_WIRE_LOAD + bytes[0] % 7),
-                         bytes[1] % 4);
+                         bytes[1] % 64);
         memcpy(whole, head.bytes, head.length);
         memcpy(whole + head.length, bytes + 3, fields);
         good = host_rig_take(&rig, whole, head.length + fields, memory_fd);

@@ -21,6 +21,7 @@ struct gpu {
     bool holds, holds_runs;
     bool dies_at_load, dies_at_run;
     uint64_t load_bytes;
+    uint32_t instances;
     size_t loads, unloads, runs;
 };
 
@@ -46,7 +47,8 @@ RIG_FN void gpu_load(struct gpu *gpu, struct berth_worker_msg *msg)
 {
     gpu->loads++;
     msg->epoch = atomic_load(&gpu->base.epoch);
-    msg->instance_count = msg->slots = 1;
+    msg->instance_count = gpu->instances;
+    msg->slots = 1;
     msg->bytes_used = gpu->load_bytes;
     if (atomic_load(&msg->unwanted)) {
         (void)berth_fail(&msg->err, BERTH_CANCELLED, "nobody waits");
@@ -139,6 +141,7 @@ RIG_FN void desk_open(struct desk *desk)
     memset(desk, 0, sizeof(*desk));
     rig_open(&desk->rig);
     desk->gpu.load_bytes = 100;
+    desk->gpu.instances = 1;
     desk->gpu.base = (struct berth_worker){.ops = &gpu_ops, .device = "cuda:0", .parallel_max = 2,
                                            .bytes_max = 250, .engines = gpu_engines};
     desk->workers[0] = &desk->rig.worker;

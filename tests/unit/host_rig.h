@@ -1,6 +1,6 @@
 /* host_rig.h - the main thread of a worker process without the process: a worker that gives every
- * message back at once, and a server's end of the socket that is only emptied. For the unit test
- * and the fuzz target of host_take.c.
+ * message back at once, or when it is told to, and a server's end of the socket that is only
+ * emptied. For the unit test and the fuzz target of host_take.c.
  */
 #ifndef BERTH_HOST_RIG_H
 #define BERTH_HOST_RIG_H
@@ -13,20 +13,40 @@
 #include "worker/host.h"
 
 #define HOST_ANSWER_BYTES 20000 /* goes by descriptor, so that a RELEASE is due */
+#define HOST_RUNS 7             /* load id of a model that takes runs; all others take steps */
+#define HOST_INSTANCES 2
+#define HOST_SLOTS 7
+#define HOST_KEPT_MAX 8
 
 struct host_rig {
     struct berth_host host;
     struct berth_worker worker;
     int server_fd;
     size_t runs; /* rows that ran, were admitted or dropped */
+    bool keeps;  /* nothing is given back */
+    struct berth_worker_msg *kept[HOST_KEPT_MAX];
+    size_t kept_count;
+    struct berth_held *held; /* of the last LOAD */
+    uint64_t load_bytes;     /* what loads measure */
+    size_t helds;            /* HELD messages that came, */
+    uint64_t held_bytes;     /* what the last one said, */
+    uint64_t done_bytes;     /* and the last DONE */
     struct berth_wire_message said;
 };
 
-static inline void host_rig_send(struct berth_worker *worker, struct berth_worker_msg *msg)
+static inline void host_rig_end(struct host_rig *rig, struct berth_worker_msg *msg)
 {
-    struct host_rig *rig = worker->state;
     bool steps = msg->kind == BERTH_WORKER_STEP;
     rig->runs += steps ? msg->drop_count : 0;
+    if (msg->kind == BERTH_WORKER_DESCRIBE) {
+        msg->spec->run_mode = msg->load_id == HOST_RUNS ? BERTH_RUN_EXECUTE : BERTH_RUN_STEPS;
+        msg->spec->completed = true;
+    } else if (msg->kind == BERTH_WORKER_LOAD) {
+        rig->held = msg->held;
+        msg->instance_count = HOST_INSTANCES;
+        msg->slots = HOST_SLOTS;
+        msg->bytes_used = rig->load_bytes;
+    }
     for (size_t i = 0; i < msg->batch.row_count; i++) {
         struct berth_row *row = &msg->batch.rows[i];
         const struct berth_tensor like = {.name = "OUT", .dtype = BERTH_DTYPE_UINT8, .rank = 1,
@@ -39,7 +59,18 @@ static inline void host_rig_send(struct berth_worker *worker, struct berth_worke
             row->err.code = berth_part_add(row->part, &like, HOST_ANSWER_BYTES, &to, &row->err);
         }
     }
-    berth_queue_post(worker->replies, &msg->post.link);
+    berth_queue_post(rig->worker.replies, &msg->post.link);
+}
+
+static inline void host_rig_send(struct berth_worker *worker, struct berth_worker_msg *msg)
+{
+    struct host_rig *rig = worker->state;
+    if (rig->keeps) {
+        BERTH_ASSERT(rig->kept_count < HOST_KEPT_MAX);
+        rig->kept[rig->kept_count++] = msg;
+    } else {
+        host_rig_end(rig, msg);
+    }
 }
 
 static inline void host_rig_init(struct host_rig *rig, struct berth_slabs *slabs)
@@ -57,8 +88,24 @@ static inline void host_rig_init(struct host_rig *rig, struct berth_slabs *slabs
     rig->host.epoll_fd = -1;
     rig->host.slabs = slabs;
     rig->host.worker = &rig->worker;
+    berth_list_init(&rig->host.loads);
     berth_list_init(&rig->host.jobs);
     berth_list_init(&rig->host.rows);
+}
+
+static inline void host_rig_note(struct host_rig *rig)
+{
+    struct berth_err err;
+    if (rig->said.kind == BERTH_WIRE_HELD) {
+        rig->helds++;
+        rig->held_bytes = berth_wire_get_u64(&rig->said);
+        BERTH_ASSERT(berth_wire_whole(&rig->said));
+    } else if (rig->said.kind == BERTH_WIRE_DONE) {
+        berth_wire_get_err(&rig->said, &err);
+        (void)berth_wire_get_u64(&rig->said);
+        (void)berth_wire_get_u64(&rig->said);
+        rig->done_bytes = berth_wire_get_u64(&rig->said);
+    }
 }
 
 /* What came back is told, and what was told is thrown away, until nothing is left to do. */
@@ -74,8 +121,20 @@ static inline void host_rig_settle(struct host_rig *rig)
         }
     }
     while (berth_wire_receive(rig->server_fd, &rig->said, false) == BERTH_WIRE_OK) {
+        host_rig_note(rig);
         berth_wire_close(&rig->said);
     }
+}
+
+/* What was kept comes back, and what follows from it. */
+static inline void host_rig_let_go(struct host_rig *rig)
+{
+    rig->keeps = false;
+    for (size_t i = 0; i < rig->kept_count; i++) {
+        host_rig_end(rig, rig->kept[i]);
+    }
+    rig->kept_count = 0;
+    host_rig_settle(rig);
 }
 
 /* `length` bytes as one message; its descriptors stay the caller's. false: it ends the host. */
@@ -92,12 +151,12 @@ static inline bool host_rig_take(struct host_rig *rig, const unsigned char *byte
     }
     message->fd_count = 0;
     host_rig_settle(rig);
-    return opened && !rig->host.wrong;
+    return opened && rig->host.fault.code == BERTH_OK;
 }
 
 static inline void host_rig_finish(struct host_rig *rig)
 {
-    host_rig_settle(rig);
+    host_rig_let_go(rig);
     while (!berth_list_empty(&rig->host.jobs)) {
         berth_host_job_destroy(
             BERTH_CONTAINER_OF(rig->host.jobs.next, struct berth_host_job, link));
@@ -105,6 +164,10 @@ static inline void host_rig_finish(struct host_rig *rig)
     while (!berth_list_empty(&rig->host.rows)) {
         berth_host_row_destroy(
             BERTH_CONTAINER_OF(rig->host.rows.next, struct berth_host_row, link));
+    }
+    while (!berth_list_empty(&rig->host.loads)) {
+        berth_host_load_destroy(
+            BERTH_CONTAINER_OF(rig->host.loads.next, struct berth_host_load, link));
     }
     berth_queue_finish(&rig->host.replies);
     close(rig->host.fd);

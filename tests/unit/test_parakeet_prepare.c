@@ -422,6 +422,60 @@ static void test_kept_bytes(void **state)
     rig_close(&rig);
 }
 
+/* --- what is told of memory that no step asked for (E11) --- */
+
+static size_t run_count_of(const struct rig *rig)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < RUNS_MAX; i++) {
+        count += rig->instance->runs[i].run != NULL ? 1 : 0;
+    }
+    return count;
+}
+
+struct told {
+    struct berth_engine_watch watch;
+    const struct berth_engine_model *model;
+    _Atomic size_t count;
+    _Atomic uint64_t bytes, bytes_max;
+};
+
+static void on_grown(struct berth_engine_watch *watch)
+{
+    struct told *told = BERTH_CONTAINER_OF(watch, struct told, watch);
+    uint64_t bytes = berth_engine_parakeet.model_bytes(told->model);
+    assert_false(pthread_equal(pthread_self(), tester));
+    atomic_fetch_add(&told->count, 1);
+    atomic_store(&told->bytes, bytes);
+    if (bytes > atomic_load(&told->bytes_max)) {
+        atomic_store(&told->bytes_max, bytes);
+    }
+}
+
+/* The preparer's device, then each piece that the instances made: the last word says it all. */
+static void test_growth_is_told(void **state)
+{
+    struct rig rig;
+    rig_must(&rig);
+    struct told told = {.watch.grown = on_grown, .model = rig.model};
+    berth_engine_parakeet.model_watch(rig.model, &told.watch);
+    berth_parakeet_step_begin(); /* nothing is prepared meanwhile */
+    hear(&rig, 2);
+    uint64_t heard = rig.model->bytes + atomic_load(&rig.model->instance_bytes);
+    size_t runs = run_count_of(&rig);
+    const size_t most = 1 + rig.model->preparer.shape_count;
+    berth_parakeet_step_end();
+    while (atomic_load(&told.bytes) <= heard + FAKE_BYTES) {
+        (void)sched_yield();
+    }
+    berth_parakeet_preparer_stop(&rig.model->preparer);
+    assert_true(run_count_of(&rig) > runs);
+    assert_int_equal(atomic_load(&told.bytes), berth_engine_parakeet.model_bytes(rig.model));
+    assert_true(atomic_load(&told.bytes) > heard);
+    assert_true(atomic_load(&told.count) >= 2 && atomic_load(&told.count) <= most);
+    rig_close(&rig);
+}
+
 /* --- what is refused, forgotten, given back --- */
 
 static void test_config_the_device_does_not_take(void **state)
@@ -444,15 +498,6 @@ static void test_config_the_device_does_not_take(void **state)
                      BERTH_UNSUPPORTED);
     assert_null(model);
     rig_close(&rig);
-}
-
-static size_t run_count_of(const struct rig *rig)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < RUNS_MAX; i++) {
-        count += rig->instance->runs[i].run != NULL ? 1 : 0;
-    }
-    return count;
 }
 
 static void test_graphs_go_with_their_runs(void **state)
@@ -737,6 +782,7 @@ int main(void)
                                        cmocka_unit_test_setup(test_detach_in_the_middle, reset),
                                        cmocka_unit_test_setup(test_less_is_prepared, reset),
                                        cmocka_unit_test_setup(test_kept_bytes, reset),
+                                       cmocka_unit_test_setup(test_growth_is_told, reset),
                                        cmocka_unit_test_setup(
                                            test_config_the_device_does_not_take, reset),
                                        cmocka_unit_test_setup(test_graphs_go_with_their_runs,

@@ -199,11 +199,13 @@ static void errors_come_home(void **state)
     stand_open(&stand);
     client_open(&client);
     struct berth_model *failing =
-        model_put(&stand, "failing", "{\"backend\": \"null\", \"parameters\": "
-                                     "{\"fail_run\": {\"string_value\": \"no luck\"}}}");
+        model_put(&stand, "failing",
+                  "{\"backend\": \"null\", \"max_batch_size\": 8, "
+                  "\"parameters\": {\"fail_run\": {\"string_value\": \"no luck\"}}}");
     struct berth_model *broken =
-        model_put(&stand, "broken", "{\"backend\": \"null\", \"parameters\": "
-                                    "{\"fail_load\": {\"string_value\": \"no load\"}}}");
+        model_put(&stand, "broken",
+                  "{\"backend\": \"null\", \"max_batch_size\": 8, "
+                  "\"parameters\": {\"fail_load\": {\"string_value\": \"no load\"}}}");
     struct berth_model *unknown = model_put(&stand, "unknown", "{\"backend\": \"nothing\"}");
     ask_only(&stand, &client, failing, 4);
     client_wait(&client, 1);
@@ -255,9 +257,10 @@ static void parameters_cross(void **state)
 static void cancel_reaches_the_child(void **state)
 {
     static const char *const configs[2] = {
-        "{\"backend\": \"null\", \"parameters\": {\"sleep_ms\": {\"string_value\": \"1000000\"}}}",
-        "{\"backend\": \"null\", \"parameters\": {\"steps\": {\"string_value\": \"1000000\"}, "
-        "\"step_ms\": {\"string_value\": \"1\"}}}"};
+        "{\"backend\": \"null\", \"max_batch_size\": 8, \"parameters\": "
+        "{\"sleep_ms\": {\"string_value\": \"1000000\"}}}",
+        "{\"backend\": \"null\", \"max_batch_size\": 8, \"parameters\": "
+        "{\"steps\": {\"string_value\": \"1000000\"}, \"step_ms\": {\"string_value\": \"1\"}}}"};
     struct stand stand;
     struct client client;
     stand_open(&stand);
@@ -283,10 +286,11 @@ static void cancel_reaches_the_child(void **state)
 static void a_killed_child_is_replaced(void **state)
 {
     static const char *const configs[3] = {
-        "{\"backend\": \"null\", \"parameters\": {\"sleep_ms\": {\"string_value\": \"1000000\"}}}",
+        "{\"backend\": \"null\", \"max_batch_size\": 8, \"parameters\": "
+        "{\"sleep_ms\": {\"string_value\": \"1000000\"}}}",
         "{\"backend\": \"null\", \"max_batch_size\": 4, \"parameters\": {\"steps\": "
         "{\"string_value\": \"1000000\"}, \"step_ms\": {\"string_value\": \"1\"}}}",
-        "{\"backend\": \"null\", \"parameters\": "
+        "{\"backend\": \"null\", \"max_batch_size\": 8, \"parameters\": "
         "{\"sleep_ms_load\": {\"string_value\": \"1000000\"}}}"};
     struct stand stand;
     struct client client;

@@ -207,6 +207,60 @@ static void growth_is_counted(void **state)
     rig_close(&rig);
 }
 
+/* What it takes while nothing of it runs counts too: at once, or when the second after the last
+ * news is over; and idle models make room for it, or it leaves itself. */
+static void growth_between_runs_is_counted(void **state)
+{
+    struct rig rig;
+    struct rig_client client;
+    rig_open(&rig);
+    rig.worker.bytes_max = 4 * BERTH_HELD_NEWS_BYTES;
+    rig_begin(&rig);
+    struct berth_model *idle = rig_warm(&rig, sized("idle", 500));
+    struct berth_model *grows = rig_put(&rig, sized("grows", 100));
+    rig_ask(&rig, &client, grows);
+    struct berth_held *held = rig_sent(&rig, BERTH_WORKER_LOAD)->held;
+    assert_non_null(held);
+    berth_held_tell(held, rig.worker.replies, 200); /* it is still loading */
+    rig_turn(&rig);
+    assert_int_equal(bytes_of(&rig), 600);
+    rig_finish(&rig, BERTH_WORKER_LOAD, RIG_MS);
+    assert_int_equal(bytes_of(&rig), 700);
+    rig_finish(&rig, BERTH_WORKER_RUN, RIG_MS);
+    rig_leave(&client);
+    for (uint64_t bytes = 150; bytes <= 900; bytes++) {
+        berth_held_tell(held, rig.worker.replies, bytes);
+        rig_turn(&rig);
+    }
+    assert_int_equal(bytes_of(&rig), 500 + 201);
+    assert_int_equal(rig.t_next_ns, rig.now_ns + BERTH_NS_PER_S);
+    rig_advance(&rig, BERTH_NS_PER_S - 1);
+    assert_int_equal(bytes_of(&rig), 500 + 201);
+    rig_advance(&rig, 1);
+    assert_int_equal(bytes_of(&rig), 500 + 900);
+    assert_int_equal(atomic_load(&grows->bytes_used), 900);
+    rig_advance(&rig, BERTH_NS_PER_S);
+    assert_int_equal(rig.t_next_ns, UINT64_MAX); /* nobody wakes up for it any more */
+    berth_held_tell(held, rig.worker.replies, 2 * BERTH_HELD_NEWS_BYTES);
+    rig_turn(&rig);
+    assert_int_equal(bytes_of(&rig), 500 + 2 * BERTH_HELD_NEWS_BYTES);
+    berth_held_tell(held, rig.worker.replies, 4 * BERTH_HELD_NEWS_BYTES);
+    rig_turn(&rig);
+    assert_int_equal(berth_model_state(idle), BERTH_STATE_EVICTING);
+    rig_finish(&rig, BERTH_WORKER_UNLOAD, RIG_MS);
+    assert_int_equal(bytes_of(&rig), 4 * BERTH_HELD_NEWS_BYTES);
+    assert_int_equal(berth_model_state(grows), BERTH_STATE_WARM);
+    berth_held_tell(held, rig.worker.replies, 6 * BERTH_HELD_NEWS_BYTES);
+    rig_turn(&rig);
+    assert_int_equal(berth_model_state(grows), BERTH_STATE_EVICTING);
+    berth_held_tell(held, rig.worker.replies, 8 * BERTH_HELD_NEWS_BYTES); /* as it goes */
+    rig_finish(&rig, BERTH_WORKER_UNLOAD, RIG_MS);
+    assert_int_equal(bytes_of(&rig), 0);
+    rig_drop(idle);
+    rig_drop(grows);
+    rig_close(&rig);
+}
+
 /* What was loaded by decision, not by demand, is not evicted for a request. */
 static void kept_models_stay(void **state)
 {
@@ -264,6 +318,7 @@ int main(void)
         cmocka_unit_test(what_never_fits_evicts_nothing),
         cmocka_unit_test(measured_bytes_count),
         cmocka_unit_test(growth_is_counted),
+        cmocka_unit_test(growth_between_runs_is_counted),
         cmocka_unit_test(kept_models_stay),
         cmocka_unit_test(alternating_models_stay_within),
     };

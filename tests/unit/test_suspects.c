@@ -170,30 +170,161 @@ static void die_of_both(struct pair *pair, bool begun)
     rig_leave(&clients[1]);
 }
 
+/* Both are asked for and loaded; only one of them is running: `model`, which dies. The other one
+ * runs after it, and well. */
+static void die_apart(struct pair *pair, struct berth_model *model)
+{
+    struct berth_model *other = model == pair->bad ? pair->good : pair->bad;
+    struct rig_client clients[2];
+    struct gpu *gpu = &pair->desk.gpu;
+    assert_goes_to(pair, pair->good, "cuda:0", "");
+    assert_goes_to(pair, pair->bad, "cuda:0", "");
+    gpu->holds_runs = true;
+    rig_ask(&pair->desk.rig, &clients[0], model);
+    assert_int_equal(gpu->running_count, 1);
+    rig_ask(&pair->desk.rig, &clients[1], other);
+    rig_turn(&pair->desk.rig);
+    assert_int_equal(gpu->running_count, 1);
+    assert_ptr_equal(gpu->running[0]->model, model);
+    gpu_die_with_all(gpu);
+    gpu->holds_runs = false;
+    for (int i = 0; i < 8; i++) {
+        rig_turn(&pair->desk.rig);
+    }
+    assert_int_equal(clients[0].code, BERTH_UNAVAILABLE);
+    assert_int_equal(clients[1].finals, 1);
+    assert_int_equal(clients[1].code, BERTH_OK);
+    rig_leave(&clients[0]);
+    rig_leave(&clients[1]);
+}
+
+/* Always beside the other one, and both run well between: after two ends they run apart, and then
+ * it shows whose the ends are. */
 static void what_kills_in_company_is_found(void **state)
 {
     struct pair pair;
     pair_open(&pair);
-    for (int i = 0; i < 3; i++) {
-        assert_goes_to(&pair, pair.good, "cuda:0", "");
-        die_of_both(&pair, true);
-        run_well(&pair);
-    }
-    assert_goes_to(&pair, pair.good, "cuda:0", "");
-    assert_goes_to(&pair, pair.bad, "fake:0", "ended 3 times");
-    pair_close(&pair);
-}
-
-/* A run that ends well takes what was only suspected off it. */
-static void suspicion_is_forgiven_by_a_run(void **state)
-{
-    struct pair pair;
-    pair_open(&pair);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 2; i++) {
         assert_goes_to(&pair, pair.good, "cuda:0", "");
         assert_goes_to(&pair, pair.bad, "cuda:0", "");
         die_of_both(&pair, true);
     }
+    die_apart(&pair, pair.bad);
+    die_apart(&pair, pair.bad);
+    assert_goes_to(&pair, pair.good, "cuda:0", "");
+    assert_goes_to(&pair, pair.bad, "fake:0", "ended 4 times");
+    pair_close(&pair);
+}
+
+/* A run that ends well takes nothing off that; ten minutes without an end do, and other files. */
+static void being_apart_has_an_end(void **state)
+{
+    for (int files = 0; files < 2; files++) {
+        struct pair pair;
+        pair_open(&pair);
+        for (int i = 0; i < 4; i++) {
+            assert_goes_to(&pair, pair.good, "cuda:0", "");
+            assert_goes_to(&pair, pair.bad, "cuda:0", "");
+            die_of_both(&pair, true);
+            if (i % 2 == 1 && files == 0) {
+                rig_advance(&pair.desk.rig, 601 * BERTH_NS_PER_S);
+            } else if (i % 2 == 1) {
+                for (int of = 0; of < 2; of++) {
+                    struct berth_model_spec *changed = desk_spec(of == 0 ? "bad" : "good");
+                    changed->files_stamp = 8 + (uint64_t)i;
+                    berth_model_set_spec(of == 0 ? pair.bad : pair.good, changed);
+                }
+            }
+        }
+        pair_close(&pair);
+    }
+}
+
+/* What runs apart waits for its turn, and the others for its end: nobody is passed over, and two
+ * runs of the same model may be under way. */
+static void apart_is_fair(void **state)
+{
+    struct pair pair;
+    struct rig_client clients[6];
+    struct gpu *gpu = &pair.desk.gpu;
+    pair_open(&pair);
+    gpu->instances = 2;
+    for (int i = 0; i < 2; i++) {
+        assert_goes_to(&pair, pair.good, "cuda:0", "");
+        assert_goes_to(&pair, pair.bad, "cuda:0", "");
+        die_of_both(&pair, true);
+    }
+    assert_goes_to(&pair, pair.good, "cuda:0", "");
+    assert_goes_to(&pair, pair.bad, "cuda:0", "");
+    gpu->holds_runs = true;
+    for (size_t i = 0; i < BERTH_COUNT_OF(clients); i++) {
+        rig_ask(&pair.desk.rig, &clients[i], i % 3 == 2 ? pair.bad : pair.good);
+    }
+    size_t ran[2] = {0, 0};
+    bool twice = false;
+    while (gpu->running_count > 0) {
+        for (size_t i = 0; i < gpu->running_count; i++) {
+            assert_ptr_equal(gpu->running[i]->model, gpu->running[0]->model);
+        }
+        twice = twice || gpu->running_count == 2;
+        ran[gpu->running[0]->model == pair.bad]++;
+        pair.desk.rig.now_ns += RIG_MS;
+        gpu_end_run(gpu);
+        rig_turn(&pair.desk.rig);
+    }
+    assert_true(twice);
+    assert_true(ran[0] > 0 && ran[1] > 0);
+    for (size_t i = 0; i < BERTH_COUNT_OF(clients); i++) {
+        assert_int_equal(clients[i].code, BERTH_OK);
+        rig_leave(&clients[i]);
+    }
+    pair_close(&pair);
+}
+
+/* A load beside what runs apart is no company to it, and begins anew. */
+static void a_load_is_no_company_to_what_runs_apart(void **state)
+{
+    struct pair pair;
+    struct rig_client loads, runs;
+    struct gpu *gpu = &pair.desk.gpu;
+    pair_open(&pair);
+    for (int i = 0; i < 2; i++) {
+        assert_goes_to(&pair, pair.good, "cuda:0", "");
+        assert_goes_to(&pair, pair.bad, "cuda:0", "");
+        die_of_both(&pair, true);
+    }
+    gpu->load_bytes = 20;
+    struct berth_model *third = rig_put(&pair.desk.rig, desk_spec("third"));
+    assert_goes_to(&pair, pair.bad, "cuda:0", "");
+    for (int i = 0; i < 2; i++) {
+        gpu->holds = gpu->holds_runs = false;
+        rig_ask(&pair.desk.rig, &runs, pair.bad); /* loaded, and runs well */
+        rig_turn(&pair.desk.rig);
+        rig_turn(&pair.desk.rig);
+        assert_int_equal(runs.code, BERTH_OK);
+        rig_leave(&runs);
+        gpu->holds = gpu->holds_runs = true;
+        rig_ask(&pair.desk.rig, &loads, third);
+        assert_int_equal(gpu->held_count, 1);
+        rig_ask(&pair.desk.rig, &runs, pair.bad);
+        assert_int_equal(gpu->running_count, 1); /* warm does not wait for cold */
+        gpu_die_with_all(gpu);
+        rig_turn(&pair.desk.rig);
+        gpu_let_go(gpu);
+        gpu->holds_runs = false;
+        for (int turn = 0; turn < 8; turn++) {
+            rig_turn(&pair.desk.rig);
+        }
+        assert_int_equal(runs.code, BERTH_UNAVAILABLE);
+        assert_int_equal(loads.code, BERTH_OK);
+        rig_leave(&runs);
+        rig_leave(&loads);
+        desk_unload(&pair.desk, "third");
+    }
+    assert_goes_to(&pair, pair.bad, "fake:0", "ended 4 times");
+    assert_goes_to(&pair, third, "cuda:0", "");
+    assert_int_equal(faults(&pair), 4);
+    rig_drop(third);
     pair_close(&pair);
 }
 
@@ -371,7 +502,9 @@ int main(void)
         cmocka_unit_test(two_models_are_an_illness),
         cmocka_unit_test(is_forgiven_in_time_or_with_its_files),
         cmocka_unit_test(what_kills_in_company_is_found),
-        cmocka_unit_test(suspicion_is_forgiven_by_a_run),
+        cmocka_unit_test(being_apart_has_an_end),
+        cmocka_unit_test(apart_is_fair),
+        cmocka_unit_test(a_load_is_no_company_to_what_runs_apart),
         cmocka_unit_test(what_had_not_begun_is_not_suspected),
         cmocka_unit_test(a_load_in_company_begins_anew),
         cmocka_unit_test(two_loads_are_company),

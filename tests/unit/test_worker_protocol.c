@@ -80,13 +80,13 @@ static void heads_are_judged(void **state)
         size_t length;
         bool good;
     } cases[] = {
-        {0xBE47C001u, BERTH_WIRE_READY, 16, true},
-        {0xBE47C001u, BERTH_WIRE_KIND_END - 1, 16, true},
-        {0xBE47C001u, BERTH_WIRE_KIND_END, 16, false},
-        {0xBE47C001u, 0, 16, false},
-        {0xBE47C002u, BERTH_WIRE_READY, 16, false},
-        {0xBE47C001u, BERTH_WIRE_READY, 15, false},
-        {0xBE47C001u, BERTH_WIRE_READY, 0, false},
+        {0xBE47C002u, BERTH_WIRE_READY, 16, true},
+        {0xBE47C002u, BERTH_WIRE_KIND_END - 1, 16, true},
+        {0xBE47C002u, BERTH_WIRE_KIND_END, 16, false},
+        {0xBE47C002u, 0, 16, false},
+        {0xBE47C001u, BERTH_WIRE_READY, 16, false},
+        {0xBE47C002u, BERTH_WIRE_READY, 15, false},
+        {0xBE47C002u, BERTH_WIRE_READY, 0, false},
     };
     for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
         memset(in.bytes, 0, 16);

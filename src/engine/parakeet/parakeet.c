@@ -438,6 +438,11 @@ static uint64_t model_bytes(const struct berth_engine_model *model)
            atomic_load(&model->preparer.bytes);
 }
 
+static void model_watch(struct berth_engine_model *model, struct berth_engine_watch *watch)
+{
+    model->preparer.watch = watch;
+}
+
 static uint32_t slots(const struct berth_engine_model *model)
 {
     return model->slot_count;
@@ -1038,6 +1043,7 @@ const struct berth_engine_ops berth_engine_parakeet = {
     .model_attach = model_attach,
     .model_detach = model_detach,
     .model_bytes = model_bytes,
+    .model_watch = model_watch,
     .instance_create = instance_create,
     .instance_destroy = instance_destroy,
     .admit = admit,

@@ -32,6 +32,7 @@ static void go_ahead(struct berth_parakeet_preparer *preparer);
 static bool turn_take(const struct berth_parakeet_preparer *preparer);
 static void turn_end(void);
 static void look_away(void);
+static void tell(const struct berth_parakeet_preparer *preparer);
 
 void berth_parakeet_preparer_start(struct berth_parakeet_preparer *preparer)
 {
@@ -80,6 +81,7 @@ static void *thread_main(void *subject)
     }
     if (ops->kept_bytes != NULL) {
         atomic_store(&preparer->bytes, ops->kept_bytes(device));
+        tell(preparer);
     }
     for (uint32_t i = 0; i < preparer->shape_count; i++) {
         if (!prepare_shape(preparer, device, i, &spent_ns)) {
@@ -133,6 +135,7 @@ static void go_ahead(struct berth_parakeet_preparer *preparer)
             }
             end = preparer->ahead(preparer->context, &preparer->shapes[i]);
             turn_end();
+            tell(preparer);
         }
         if (end == BERTH_PARAKEET_AHEAD_BUSY) { /* it may stay so for long without a step */
             look_away();
@@ -164,4 +167,12 @@ static void look_away(void)
 {
     const struct timespec look = {.tv_nsec = LOOK_NS};
     (void)nanosleep(&look, NULL);
+}
+
+/* E11. Not in a turn: nobody waits for it. */
+static void tell(const struct berth_parakeet_preparer *preparer)
+{
+    if (preparer->watch != NULL) {
+        preparer->watch->grown(preparer->watch);
+    }
 }

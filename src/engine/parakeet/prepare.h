@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "engine/engine.h"
 #include "engine/parakeet/backend.h"
 
 #define BERTH_PARAKEET_SHAPES_MAX 96
@@ -40,6 +41,7 @@ struct berth_parakeet_preparer {
     /* Optional. When all is chosen, for each shape whose choices were all made, in a pause. */
     enum berth_parakeet_ahead (*ahead)(void *context, const struct berth_parakeet_shape *shape);
     void *context;
+    struct berth_engine_watch *watch; /* told of each piece that took memory; NULL: nobody is */
 
     pthread_t thread;
     bool running; /* thread is there to be joined */
