@@ -33,6 +33,7 @@ static enum berth_code repository_index(struct berth_call *call, struct berth_er
 static enum berth_code repository_load(struct berth_call *call, struct berth_err *err);
 static enum berth_code repository_unload(struct berth_call *call, struct berth_err *err);
 static void on_admin_done(struct berth_post *post);
+static void say_unpolled(struct berth_call *call, struct berth_err *err);
 static bool available(const struct berth_call *call, struct berth_model *model);
 static void answer_empty(struct berth_call *call);
 static void put_ios(struct berth_buf *out, const struct berth_model_spec *spec,
@@ -220,8 +221,9 @@ static enum berth_code all_stats(struct berth_call *call, struct berth_err *err)
     return BERTH_OK;
 }
 
-/* State and reason as Triton's index says them. A cold model of demand mode is READY: a request
- * will be answered. For who asks ("device": true): where a loaded one is, and why on no GPU. */
+/* State and reason as Triton's index says them; one that serves has a reason where a newer version
+ * could not be loaded. A cold model of demand mode is READY: a request will be answered. For who
+ * asks ("device": true): where a loaded one is, and why on no GPU. */
 static void put_index_item(struct berth_call *call, struct berth_buf *out,
                            struct berth_model *model, bool devices)
 {
@@ -238,7 +240,8 @@ static void put_index_item(struct berth_call *call, struct berth_buf *out,
     berth_buf_puts(out, "{\"name\":");
     berth_buf_json_string(out, model->name, strlen(model->name));
     berth_buf_printf(out, ",\"version\":\"%" PRIu64 "\",\"state\":\"%s\"", model->version, text);
-    if (reason[0] != '\0' && strcmp(text, "UNAVAILABLE") == 0) {
+    bool tells = state == BERTH_STATE_WARM || strcmp(text, "UNAVAILABLE") == 0;
+    if (reason[0] != '\0' && tells) {
         berth_buf_puts(out, ",\"reason\":");
         berth_buf_json_string(out, reason, strlen(reason));
     }
@@ -325,20 +328,35 @@ static void on_admin_done(struct berth_post *post)
                                                             .content_type = "application/json"});
     } else if (call->exchange != NULL) {
         struct berth_err err = {0};
-        const char *verb = admin->kind == BERTH_ADMIN_UNLOAD ? "unload" : "load";
         berth_log_err(BERTH_LOG_WARN, "api", 0, &admin->err);
         if (call->api->options.typed_errors) {
             err = admin->err;
         } else if (admin->err.code == BERTH_NOT_FOUND || admin->err.code == BERTH_INVALID) {
-            berth_fail(&err, BERTH_INTERNAL,
-                       "failed to %s '%s', failed to poll from model repository", verb,
-                       admin->name);
+            say_unpolled(call, &err);
         } else {
             berth_fail(&err, BERTH_INTERNAL, "%s", admin->err.msg); /* S18: it says of what */
         }
         berth_call_fail(call, &err);
     }
     berth_call_unpin(call);
+}
+
+/* Triton's text, which its clients know, and behind it the reason: not where the name alone is
+ * wrong. S18 puts the name before the reason; here it is there already. */
+static void say_unpolled(struct berth_call *call, struct berth_err *err)
+{
+    const struct berth_admin *admin = &call->admin;
+    struct berth_err named = {0};
+    const char *why = admin->err.msg;
+    berth_sched_name_failure(&named, admin->name);
+    if (strncmp(why, named.msg, strlen(named.msg)) == 0) {
+        why += strlen(named.msg);
+    }
+    bool unknown = admin->err.code == BERTH_NOT_FOUND &&
+                   !berth_catalog_knows(call->api->options.catalog, admin->name);
+    berth_fail(err, BERTH_INTERNAL, "failed to %s '%s', failed to poll from model repository%s%s",
+               admin->kind == BERTH_ADMIN_UNLOAD ? "unload" : "load", admin->name,
+               unknown ? "" : ": ", unknown ? "" : why);
 }
 
 /* Would a request for it be taken? */

@@ -219,6 +219,7 @@ struct berth_sched {
     struct berth_link ops;
     struct berth_timer poll_timer;
     struct berth_link brims;       /* batchers filled to their limit in this turn */
+    char scan_told[240];           /* why the repository could not be read, as the log has it */
     uint64_t loads_under_way;
     uint64_t load_ns;              /* moving average over all models; 0: unknown */
     uint64_t unanswered;           /* tickets without their final part */
@@ -273,6 +274,11 @@ void berth_runtime_loaded(struct berth_runtime *runtime, struct berth_copy *copy
 void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err *err,
                           bool refused);
 void berth_runtime_stopped(struct berth_runtime *runtime); /* its load, which nobody wanted */
+/* A newer version could not be loaded, so what serves goes on, and its reason says so. false: it
+ * did already. */
+bool berth_runtime_goes_on(struct berth_runtime *runtime, const struct berth_err *err);
+/* Its files are again what serves. */
+void berth_runtime_is_fresh(struct berth_runtime *runtime);
 /* Its load would make what serves already (berth_device_stays); the copy, PENDING, is gone then. */
 void berth_runtime_stays(struct berth_runtime *runtime, struct berth_copy *copy);
 void berth_runtime_emptied(struct berth_runtime *runtime, bool evicted); /* a copy is gone */

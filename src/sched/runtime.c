@@ -227,14 +227,40 @@ void berth_runtime_failed(struct berth_runtime *runtime, const struct berth_err 
         atomic_fetch_add(&model->stats.loads_failed, 1);
         out.retry_after_ms = berth_retry_ms(1, backoff_ns);
     }
-    berth_log_err(BERTH_LOG_WARN, "sched", 0, &out);
+    bool news = true;
     if (runtime->current == NULL) {
         berth_model_set_state(model, refused ? BERTH_STATE_COLD : BERTH_STATE_FAILED, err->msg);
+    } else {
+        news = berth_runtime_goes_on(runtime, err);
     }
+    berth_log_err(news ? BERTH_LOG_WARN : BERTH_LOG_DEBUG, "sched", 0, &out);
     struct berth_err for_waiting = out;
     for_waiting.code = err->code == BERTH_TOO_LARGE ? BERTH_TOO_LARGE : BERTH_UNAVAILABLE;
     answer_waiting(runtime, &for_waiting);
     try_after(runtime, &out);
+}
+
+bool berth_runtime_goes_on(struct berth_runtime *runtime, const struct berth_err *err)
+{
+    struct berth_err told = {0};
+    char before[sizeof(told.msg)];
+    (void)berth_fail(&told, BERTH_UNAVAILABLE,
+                     "reload failed: %.180s; the one loaded before serves", err->msg);
+    berth_model_reason(runtime->model, before, sizeof(before));
+    if (strcmp(before, told.msg) == 0) {
+        return false;
+    }
+    berth_model_set_state(runtime->model, BERTH_STATE_WARM, told.msg);
+    return true;
+}
+
+void berth_runtime_is_fresh(struct berth_runtime *runtime)
+{
+    char before[2];
+    berth_model_reason(runtime->model, before, sizeof(before));
+    if (before[0] != '\0') {
+        berth_model_set_state(runtime->model, BERTH_STATE_WARM, "");
+    }
 }
 
 void berth_runtime_stopped(struct berth_runtime *runtime)

@@ -14,6 +14,7 @@
 #include "sched/ops.h"
 
 static void deliver_job(struct berth_post *post);
+static void note_unread(struct berth_op *op);
 static void describe_found(struct berth_op *op);
 static bool take_known(const struct berth_op *op, struct berth_repo_found *found);
 static void deliver_described(struct berth_post *post);
@@ -24,6 +25,7 @@ static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
                          struct berth_model *known, struct berth_runtime *in_use);
 static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
                          struct berth_runtime *runtime);
+static void forget_files(struct berth_runtime *runtime);
 static void apply_cold(struct berth_op *op, struct berth_repo_found *found,
                        struct berth_model *model);
 static struct berth_model_spec *stub(const struct berth_repo_found *found);
@@ -31,7 +33,8 @@ static void unlist_missing(struct berth_op *op);
 static bool is_found(const struct berth_op *op, const struct berth_model *model);
 static bool wants_load(const struct berth_op *op, const char *name);
 static bool is_named(const struct berth_op *op, const char *name);
-static bool is_news(struct berth_model *model, const struct berth_err *err);
+static bool is_news(struct berth_model *model, struct berth_runtime *in_use,
+                    const struct berth_err *err);
 static bool is_same(const struct berth_model_spec *a, const struct berth_model_spec *b);
 
 void berth_scan_start(struct berth_op *op)
@@ -56,20 +59,43 @@ static void deliver_job(struct berth_post *post)
     struct berth_op *op = BERTH_CONTAINER_OF(job, struct berth_op, job);
     op->job_out = false;
     if (job->err.code != BERTH_OK) {
-        if (op->kind == BERTH_ADMIN_LOAD) {
-            berth_sched_name_failure(&job->err, op->admin->name);
-        }
+        note_unread(op);
         berth_op_fail(op, &job->err);
-        if (op->admin == NULL) {
-            berth_log_err(BERTH_LOG_ERROR, "repo", 0, &job->err);
-        }
         berth_op_check(op);
         return;
     }
+    op->sched->scan_told[0] = '\0';
     describe_found(op);
     if (op->describing == 0) {
         apply(op);
     }
+}
+
+/* Told to whoever asked; by the controller's own looks once, not at each of them. */
+static void note_unread(struct berth_op *op)
+{
+    struct berth_sched *sched = op->sched;
+    struct berth_model **models = NULL;
+    struct berth_err *err = &op->job.err;
+    size_t count = 0;
+    if (op->kind != BERTH_ADMIN_LOAD) {
+        if (op->admin == NULL && strcmp(sched->scan_told, err->msg) != 0) {
+            memcpy(sched->scan_told, err->msg, sizeof(sched->scan_told));
+            berth_log_err(BERTH_LOG_ERROR, "repo", 0, err);
+        }
+        return;
+    }
+    if (!op->has_override &&
+        berth_catalog_versions(sched->options.catalog, op->admin->name, &models, &count)) {
+        for (size_t i = 0; i < count; i++) {
+            struct berth_runtime *runtime = models[i]->sched_state;
+            if (runtime != NULL && runtime->current != NULL) {
+                (void)berth_runtime_goes_on(runtime, err);
+            }
+        }
+        berth_models_release(models, count);
+    }
+    berth_sched_name_failure(err, op->admin->name);
 }
 
 static void describe_found(struct berth_op *op)
@@ -177,7 +203,8 @@ static void apply_found(struct berth_op *op, struct berth_repo_found *found)
     berth_model_release(model);
 }
 
-/* What serves goes on; else the catalogue shows the model as failed, with the reason. */
+/* What serves goes on, and says why it does; else the catalogue shows the model as failed, with the
+ * reason. */
 static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
                          struct berth_model *known, struct berth_runtime *in_use)
 {
@@ -185,7 +212,7 @@ static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
     struct berth_err named = found->err;
     struct berth_model *model = NULL;
     berth_sched_name_failure(&named, found->name);
-    if (is_news(known, &found->err)) {
+    if (op->has_override || is_news(known, in_use, &found->err)) {
         berth_log_err(BERTH_LOG_WARN, "repo", 0, &named);
     }
     if (op->kind == BERTH_ADMIN_LOAD) {
@@ -210,15 +237,25 @@ static void apply_broken(struct berth_op *op, struct berth_repo_found *found,
     berth_model_release(model);
 }
 
-/* A mistake that was told at the last scan is not told again. */
-static bool is_news(struct berth_model *model, const struct berth_err *err)
+/* A mistake that was told at the last scan is not told again: the model's reason has it. */
+static bool is_news(struct berth_model *model, struct berth_runtime *in_use,
+                    const struct berth_err *err)
 {
     char reason[sizeof(err->msg)];
-    if (model == NULL || berth_model_state(model) != BERTH_STATE_FAILED) {
+    if (model == NULL) {
         return true;
     }
+    if (in_use != NULL && in_use->current != NULL) {
+        return berth_runtime_goes_on(in_use, err);
+    }
     berth_model_reason(model, reason, sizeof(reason));
-    return strcmp(reason, err->msg) != 0;
+    if (strcmp(reason, err->msg) == 0) {
+        return false;
+    }
+    if (in_use != NULL) {
+        berth_model_set_state(model, berth_model_state(model), err->msg);
+    }
+    return true;
 }
 
 static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
@@ -231,6 +268,12 @@ static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
                    op->sched->now_ns < atomic_load(&runtime->model->t_retry_ns); /* R9 */
     bool misplaced = runtime->next == NULL && berth_device_calls(runtime->current); /* S15 */
     atomic_store(&runtime->model->listed, true);
+    if (same && runtime->next == NULL) {
+        berth_runtime_is_fresh(runtime);
+    }
+    if (!same && runtime->next == NULL && runtime->stamp_failed != found->spec->files_stamp) {
+        forget_files(runtime);
+    }
     if (op->kind == BERTH_ADMIN_LOAD && (!same || misplaced)) {
         struct berth_model_spec *spec = found->spec;
         found->spec = NULL;
@@ -247,6 +290,15 @@ static void apply_in_use(struct berth_op *op, struct berth_repo_found *found,
                (wants_load(op, found->name) || is_named(op, found->name))) {
         berth_op_wait(op, runtime);
     }
+}
+
+/* Other files are another model: what the old ones took and where says nothing. */
+static void forget_files(struct berth_runtime *runtime)
+{
+    runtime->failures = 0;
+    runtime->bytes_measured = 0;
+    runtime->gpu_never = false;
+    runtime->t_gpu_ns = 0;
 }
 
 static void apply_cold(struct berth_op *op, struct berth_repo_found *found,
@@ -280,10 +332,7 @@ static void apply_cold(struct berth_op *op, struct berth_repo_found *found,
             berth_op_fail(op, &err);
         } else {
             if (!same) {
-                runtime->failures = 0;
-                runtime->bytes_measured = 0;
-                runtime->gpu_never = false;
-                runtime->t_gpu_ns = 0;
+                forget_files(runtime);
             }
             berth_op_load(op, runtime, berth_model_spec(put));
         }

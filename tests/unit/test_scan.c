@@ -331,6 +331,100 @@ static void poll_keeps_the_back_off(void **state)
     yard_close(&yard);
 }
 
+static void assert_reason(struct yard *yard, const char *name, const char *wanted)
+{
+    char reason[240];
+    struct berth_model *model = berth_catalog_find(yard->rig.catalog, name, 1);
+    assert_non_null(model);
+    assert_int_equal(berth_model_state(model), BERTH_STATE_WARM);
+    berth_model_reason(model, reason, sizeof(reason));
+    berth_model_release(model);
+    if (wanted[0] == '\0') {
+        assert_string_equal(reason, "");
+        return;
+    }
+    assert_memory_equal(reason, "reload failed: ", strlen("reload failed: "));
+    assert_non_null(strstr(reason, wanted));
+    assert_non_null(strstr(reason, "; the one loaded before serves"));
+}
+
+/* What serves although its files are newer says why, until they are loaded or are again what they
+ * were; a look that finds nothing new changes nothing. */
+static void what_serves_says_why_it_is_not_newer(void **state)
+{
+    struct yard yard;
+    struct rig *rig = &yard.rig;
+    char path[160], kept[160];
+    yard_open(&yard, BERTH_CONTROL_POLL);
+    rig->options.load_backoff_ns = rig->options.poll_ns;
+    rig_begin(rig);
+    until_idle(&yard);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    assert_reason(&yard, "b", "");
+    snprintf(path, sizeof(path), "%s/b/config.pbtxt", yard.path);
+    snprintf(kept, sizeof(kept), "%s/kept", yard.path);
+    assert_int_equal(rename(path, kept), 0);
+    write_config(&yard, "b", "max_batch_size: {");
+    for (size_t i = 0; i < 3; i++) {
+        rig_advance(rig, rig->options.poll_ns);
+        until_idle(&yard);
+        assert_reason(&yard, "b", "config.pbtxt:1");
+        assert_reason(&yard, "a", "");
+    }
+    assert_int_equal(rename(kept, path), 0);
+    rig_advance(rig, rig->options.poll_ns);
+    until_idle(&yard);
+    assert_reason(&yard, "b", "");
+    write_config(&yard, "b", "backend: \"identity\" max_batch_size: 32 # bad");
+    for (size_t i = 0; i < 3; i++) {
+        rig_advance(rig, 10 * rig->options.poll_ns); /* past each back-off */
+        until_idle(&yard);
+        struct berth_worker_msg *load = rig_sent(rig, BERTH_WORKER_LOAD);
+        assert_non_null(load);
+        (void)berth_fail(&load->err, BERTH_INVALID, "bad weights");
+        rig_finish(rig, BERTH_WORKER_LOAD, RIG_MS);
+        until_idle(&yard);
+        assert_reason(&yard, "b", "bad weights");
+    }
+    write_config(&yard, "b", "backend: \"identity\" max_batch_size: 16 # mended");
+    rig_advance(rig, rig->options.poll_ns);
+    until_idle(&yard);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    finish_kind(&yard, BERTH_WORKER_UNLOAD);
+    assert_reason(&yard, "b", "");
+    yard_close(&yard);
+}
+
+/* What the old files took says nothing about the new ones. */
+static void new_files_are_not_refused_for_what_the_old_ones_took(void **state)
+{
+    struct yard yard;
+    struct rig *rig = &yard.rig;
+    struct berth_admin admin;
+    yard_open(&yard, BERTH_CONTROL_EXPLICIT);
+    rig_begin(rig);
+    until_idle(&yard);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    write_config(&yard, "a", "backend: \"identity\" max_batch_size: 16 # large");
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    rig->load_bytes = 100000; /* more than the worker has */
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    assert_int_equal(admin.err.code, BERTH_TOO_LARGE);
+    finish_kind(&yard, BERTH_WORKER_UNLOAD);
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL); /* the same files need no second try */
+    assert_null(rig_sent(rig, BERTH_WORKER_LOAD));
+    assert_int_equal(admin.err.code, BERTH_TOO_LARGE);
+    write_config(&yard, "a", "backend: \"identity\" max_batch_size: 2 # small again");
+    rig->load_bytes = 0;
+    ask_admin(&yard, &admin, BERTH_ADMIN_LOAD, "a", NULL);
+    finish_kind(&yard, BERTH_WORKER_LOAD);
+    assert_int_equal(admin.err.code, BERTH_OK);
+    finish_kind(&yard, BERTH_WORKER_UNLOAD);
+    assert_int_equal(batch_of(&yard, "a"), 2);
+    yard_close(&yard);
+}
+
 static uint64_t scans(struct yard *yard)
 {
     struct berth_sched_stats stats;
@@ -504,6 +598,8 @@ int main(void)
         cmocka_unit_test(broken_models_fail_alone),
         cmocka_unit_test(explicit_loads_at_start_and_by_operation),
         cmocka_unit_test(a_changed_model_is_reloaded_on_load),
+        cmocka_unit_test(what_serves_says_why_it_is_not_newer),
+        cmocka_unit_test(new_files_are_not_refused_for_what_the_old_ones_took),
         cmocka_unit_test(poll_follows_the_folder),
         cmocka_unit_test(destroy_while_the_disk_is_read),
         cmocka_unit_test(poll_keeps_the_back_off),
