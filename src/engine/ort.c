@@ -676,7 +676,7 @@ static enum berth_code value_strings(const struct berth_ort_value *value, OrtVal
                                         ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING, out);
     BERTH_TRY(status_take(status, BERTH_INTERNAL, value->name, err));
     const unsigned char *at = value->bytes;
-    const unsigned char *end = at + value->length;
+    const unsigned char *end = at == NULL ? NULL : at + value->length;
     for (size_t i = 0; i < count; i++) {
         const char *bytes;
         uint32_t length;

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -293,6 +294,36 @@ static void broken_files_are_errors_that_name_them(void **state)
         assert_non_null(strstr(err.msg, cases[i].file));
         berth_spec_release(spec);
     }
+}
+
+/* Before ONNX Runtime sees its name: it would wait for a FIFO. */
+static void sessions_open_regular_files(void **state)
+{
+    char folder[] = "/tmp/berth-test-onnx-XXXXXX", fifo[sizeof(folder) + 8];
+    struct berth_ort_meter meter = {0};
+    (void)state;
+    assert_non_null(mkdtemp(folder));
+    snprintf(fifo, sizeof(fifo), "%s/fifo", folder);
+    assert_int_equal(mkfifo(fifo, 0600), 0);
+    const struct {
+        const char *path;
+        enum berth_code code;
+    } cases[] = {
+        {fifo, BERTH_INVALID},
+        {folder, BERTH_INVALID},
+        {"/dev/zero", BERTH_INVALID},
+        {"/does/not/exist.onnx", BERTH_NOT_FOUND},
+    };
+    for (size_t i = 0; i < BERTH_COUNT_OF(cases); i++) {
+        struct berth_ort_session *session = NULL;
+        struct berth_err err = {0};
+        assert_int_equal(berth_ort_session_open(cases[i].path, &meter, &session, &err),
+                         cases[i].code);
+        assert_non_null(strstr(err.msg, cases[i].path));
+        assert_null(session);
+    }
+    unlink(fifo);
+    rmdir(folder);
 }
 
 /* A name that C strings would cut is refused, wherever it stands. */
@@ -939,6 +970,7 @@ int main(void)
         cmocka_unit_test(keeps_what_the_config_says),
         cmocka_unit_test(refuses_a_config_that_does_not_fit),
         cmocka_unit_test(broken_files_are_errors_that_name_them),
+        cmocka_unit_test(sessions_open_regular_files),
         cmocka_unit_test(names_hold_no_nul),
         cmocka_unit_test(hostile_files_do_no_harm),
         cmocka_unit_test(runs_one_request),
