@@ -30,14 +30,7 @@
 #include "media/decode.h"
 #include "media/media.h"
 #include "media/protocol.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* gcc */
-#define SANITIZED 1
-#elif defined(__has_feature) /* clang */
-#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#else
-#define SANITIZED 0
-#endif
+#include "sanitizer.h"
 
 #if WITH_FFMPEG
 #define PROCESSES 1
@@ -421,7 +414,7 @@ static void test_hostile(void **state)
     need_processes();
     rig_start(&rig, (struct berth_media_options){0});
     for (size_t i = 0; i < BERTH_COUNT_OF(rows); i++) {
-        bool is_reported = SANITIZED && (strcmp(rows[i].file, "HOOK crash") == 0 ||
+        bool is_reported = TEST_SANITIZED && (strcmp(rows[i].file, "HOOK crash") == 0 ||
                                          strcmp(rows[i].file, "HOOK write") == 0 ||
                                          strcmp(rows[i].file, "HOOK abort") == 0);
         assert_int_equal(run_text(&rig, rows[i].file, message), BERTH_MEDIA);
@@ -445,7 +438,7 @@ static void test_grow(void **state)
     char message[240];
     struct berth_media_stats stats;
     need_processes();
-    if (SANITIZED) {
+    if (TEST_SANITIZED) {
         skip();
     }
     rig_start(&rig, (struct berth_media_options){.memory_max = 64 << 20});
@@ -684,7 +677,7 @@ static void test_many(void **state)
         usleep(1000); /* replaced processes are not up again yet */
     }
     assert_in_range(count_fds(), fds - 2, fds + 2);
-    if (!SANITIZED) {
+    if (!TEST_SANITIZED) {
         assert_true(rss_bytes() < rss + (2 << 20));
     }
     rig_stop(&rig);

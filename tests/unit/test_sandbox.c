@@ -23,14 +23,7 @@
 
 #include "base/mem.h"
 #include "media/sandbox.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) /* gcc */
-#define SANITIZED 1
-#elif defined(__has_feature) /* clang */
-#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#else
-#define SANITIZED 0
-#endif
+#include "sanitizer.h"
 
 #define EXIT_FINE 7
 
@@ -224,7 +217,7 @@ static void test_forbidden(void **state)
 static void test_limits(void **state)
 {
     int status = 0;
-    if (!SANITIZED) {
+    if (!TEST_SANITIZED) {
         status = run(do_grow);
         assert_true(WIFEXITED(status));
         assert_int_equal(WEXITSTATUS(status), EXIT_FINE);
