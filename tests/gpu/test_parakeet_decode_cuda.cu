@@ -93,7 +93,7 @@ extern "C" void berth_parakeet_cuda_run(struct berth_parakeet_device *device,
     config.dynamicSmemBytes = launch->shared_bytes;
     config.stream = device->stream;
     config.attrs = &attribute;
-    config.numAttrs = device->overlap && !launch->alone ? 1 : 0;
+    config.numAttrs = device->overlap ? 1 : 0;
     CHECK(cudaLaunchKernelExC(&config, launch->kernel, args));
 }
 

@@ -61,7 +61,7 @@ void berth_parakeet_cuda_run(struct berth_parakeet_device *device,
                                  .dynamicSmemBytes = launch->shared_bytes,
                                  .stream = device->stream,
                                  .attrs = &overlap,
-                                 .numAttrs = device->overlap && !launch->alone ? 1 : 0};
+                                 .numAttrs = device->overlap ? 1 : 0};
     berth_parakeet_cuda_fail(device, launch->name,
                              cudaLaunchKernelExC(&config, launch->kernel, args));
 }

@@ -69,7 +69,6 @@ struct berth_parakeet_cuda_launch {
     const void *kernel;
     dim3 grid, block;
     size_t shared_bytes; /* dynamic; the kernel's limit is raised as needed */
-    bool alone;          /* true: starts when all before it has ended, whatever the device can */
 };
 
 /* Launches on the device's stream. args: addresses of the kernel's arguments, in order and of
