@@ -5,14 +5,19 @@
 
 #include <inttypes.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "base/mem.h"
+#include "model/model.h"
+
+#define SIZE_TEXT_BYTES 32
 
 static bool evictable(const struct berth_lease *lease);
+static void size_text(uint64_t bytes, char out[SIZE_TEXT_BYTES]);
 
-void berth_residency_init(struct berth_residency *ledger, uint64_t bytes_max)
+void berth_residency_init(struct berth_residency *ledger, uint64_t bytes_max, const char *device)
 {
-    *ledger = (struct berth_residency){.bytes_max = bytes_max};
+    *ledger = (struct berth_residency){.bytes_max = bytes_max, .device = device};
     berth_list_init(&ledger->leases);
 }
 
@@ -21,13 +26,13 @@ enum berth_code berth_residency_reserve(struct berth_residency *ledger, struct b
 {
     BERTH_ASSERT(!berth_list_contains(&lease->link));
     if (ledger->bytes_max != 0 && bytes > ledger->bytes_max) { /* R6 */
-        return berth_fail(err, BERTH_TOO_LARGE,
-                          "it needs %" PRIu64 " bytes, the device has %" PRIu64, bytes,
-                          ledger->bytes_max);
+        return berth_residency_refuse(ledger, "needs", bytes, err);
     }
     if (ledger->bytes_max != 0 && (ledger->bytes_used > ledger->bytes_max ||
                                    bytes > ledger->bytes_max - ledger->bytes_used)) {
-        return berth_fail(err, BERTH_BUSY, "%" PRIu64 " bytes are not free", bytes);
+        char need[SIZE_TEXT_BYTES];
+        size_text(bytes, need);
+        return berth_fail(err, BERTH_BUSY, "%s are not free on %s", need, ledger->device);
     }
     lease->bytes = bytes; /* R1 */
     lease->pins = 1;
@@ -35,6 +40,20 @@ enum berth_code berth_residency_reserve(struct berth_residency *ledger, struct b
     ledger->bytes_used += bytes;
     berth_list_append(&ledger->leases, &lease->link);
     return BERTH_OK;
+}
+
+enum berth_code berth_residency_refuse(const struct berth_residency *ledger, const char *verb,
+                                       uint64_t bytes, struct berth_err *err)
+{
+    bool never = bytes > ledger->bytes_max;
+    char need[SIZE_TEXT_BYTES], limit[SIZE_TEXT_BYTES];
+    size_text(bytes, need);
+    size_text(ledger->bytes_max, limit);
+    return berth_fail(err, never ? BERTH_TOO_LARGE : BERTH_UNAVAILABLE,
+                      "it %s %s, and models on %s may hold %s together%s%s", verb, need,
+                      ledger->device, limit,
+                      berth_device_is_gpu(ledger->device) ? "" : " (--device-bytes-max)",
+                      never ? "" : ": what is loaded is in use");
 }
 
 void berth_residency_correct(struct berth_residency *ledger, struct berth_lease *lease,
@@ -120,4 +139,15 @@ struct berth_lease *berth_residency_victim(const struct berth_residency *ledger)
 static bool evictable(const struct berth_lease *lease)
 {
     return lease->pins == 0 && !lease->keep && !lease->leaving; /* R3 */
+}
+
+/* As `berth models` has it; what is less, to the byte. */
+static void size_text(uint64_t bytes, char out[SIZE_TEXT_BYTES])
+{
+    if (bytes < 1000) {
+        snprintf(out, SIZE_TEXT_BYTES, "%" PRIu64 " bytes", bytes);
+    } else {
+        snprintf(out, SIZE_TEXT_BYTES, "%.1f %s", (double)bytes / (bytes < 1000000 ? 1e3 : 1e6),
+                 bytes < 1000000 ? "kB" : "MB");
+    }
 }

@@ -30,14 +30,20 @@ struct berth_residency {
     uint64_t bytes_max;     /* 0: no limit */
     uint64_t bytes_used;    /* sum of all leases */
     uint64_t bytes_leaving; /* of those, what leaves */
+    const char *device;     /* borrowed; "cpu:0"; for errors */
     struct berth_link leases;
 };
 
-void berth_residency_init(struct berth_residency *ledger, uint64_t bytes_max);
+void berth_residency_init(struct berth_residency *ledger, uint64_t bytes_max,
+                          const char *device);
 /* Books bytes before a load (R1). BUSY: not now, TOO_LARGE: never; the lease is untouched then. On
  * OK the lease is pinned once. */
 enum berth_code berth_residency_reserve(struct berth_residency *ledger, struct berth_lease *lease,
                                         uint64_t bytes, struct berth_err *err) BERTH_MUST_USE;
+/* R6: it "needs", or "took" (verb), so many bytes. TOO_LARGE: more than the limit; else
+ * UNAVAILABLE. */
+enum berth_code berth_residency_refuse(const struct berth_residency *ledger, const char *verb,
+                                       uint64_t bytes, struct berth_err *err);
 /* Replaces what was reserved by what was measured (R2); the ledger may be over its limit then. */
 void berth_residency_correct(struct berth_residency *ledger, struct berth_lease *lease,
                              uint64_t bytes);

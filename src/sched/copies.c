@@ -264,8 +264,7 @@ static enum berth_code reserve(struct berth_copy *copy, struct berth_err *err)
     }
     uint64_t missing = berth_residency_missing(ledger, bytes);
     if (missing > berth_residency_evictable(ledger)) { /* R6 */
-        code = berth_fail(err, BERTH_UNAVAILABLE,
-                          "%" PRIu64 " bytes are missing and what is loaded is in use", missing);
+        code = berth_residency_refuse(ledger, "needs", bytes, err);
         err->retry_after_ms =
             berth_retry_ms(1, copy->sched->load_ns == 0 ? BERTH_NS_PER_S : copy->sched->load_ns);
         return code;
@@ -450,12 +449,9 @@ static enum berth_code settle_in(struct berth_copy *copy, struct berth_err *err)
     BERTH_TRY(berth_seats_create(copy, copy->msg.instance_count, copy->msg.slots, err));
     uint64_t missing = berth_residency_missing(ledger, 0);
     if (missing > berth_residency_evictable(ledger)) { /* R6: then nobody leaves for it */
-        bool never = copy->lease.bytes > ledger->bytes_max;
-        enum berth_code code = berth_fail(
-            err, never ? BERTH_TOO_LARGE : BERTH_UNAVAILABLE,
-            "it took %" PRIu64 " bytes, %" PRIu64 " more than there are", copy->lease.bytes,
-            missing);
-        err->retry_after_ms = never ? 0 : berth_retry_ms(1, copy->sched->load_ns);
+        enum berth_code code = berth_residency_refuse(ledger, "took", copy->lease.bytes, err);
+        err->retry_after_ms =
+            code == BERTH_TOO_LARGE ? 0 : berth_retry_ms(1, copy->sched->load_ns);
         return code;
     }
     evict(ledger, 0);

@@ -266,7 +266,7 @@ static enum berth_code setup_devices(struct berth_sched *sched, struct berth_err
         device->worker->replies = &sched->queue;
         device->worker->fault.deliver = deliver_fault;
         device->worker->state = sched;
-        berth_residency_init(&device->ledger, device->worker->bytes_max);
+        berth_residency_init(&device->ledger, device->worker->bytes_max, device->worker->device);
         berth_list_init(&device->ready);
         device->gpu = berth_worker_is_gpu(device->worker);
         device->epoch_seen = atomic_load(&device->worker->epoch);

@@ -47,7 +47,7 @@ def transcribe(server):
     ("exit 1", 1 << 40, "worker process"),            # it never starts
     ("kill -9 $$", 1 << 40, "worker process"),
     (f'exec {BERTH} "$@"', 1 << 40, "cuda:0"),        # it starts, and knows no GPU: UNSUPPORTED
-    (f'exec {BERTH} "$@"', 1000, "the device has 900"),  # no room
+    (f'exec {BERTH} "$@"', 1000, "models on cuda:0 may hold 900 bytes"),  # no room
 ])
 def test_the_cpu_serves(serve, tmp_path, worker, free, why):
     server = serve(models(tmp_path), program(tmp_path, worker, free))
@@ -64,6 +64,18 @@ def test_the_cpu_serves(serve, tmp_path, worker, free, why):
     assert server.metric("berth_device_fallbacks_total", "cuda:0") == 1
     lines = [line for line in server.logged().splitlines() if "so the CPU does" in line and why in line]
     assert len(lines) == 1 and f"model={MODEL}" in lines[0] and "device=cuda:0" in lines[0], server.logged()
+
+
+def test_the_environment_chooses_the_card(serve, tmp_path):
+    """CUDA reads CUDA_VISIBLE_DEVICES: the probe and the worker have the server's."""
+    seen = tmp_path / "seen"
+    flag = program(tmp_path, f'echo "worker $CUDA_VISIBLE_DEVICES" >> {seen}; exit 1')
+    path = tmp_path / "berth-cuda"
+    path.write_text(path.read_text().replace("#!/bin/sh\n", f'#!/bin/sh\necho "$1 $CUDA_VISIBLE_DEVICES" >> {seen}\n'))
+    server = serve(models(tmp_path), flag, env={"CUDA_VISIBLE_DEVICES": "1"})
+    assert transcribe(server)[0] == 200
+    lines = seen.read_text().splitlines()
+    assert lines[0] == "--probe 1" and "worker 1" in lines, lines
 
 
 def test_a_demand_gets_the_error(serve, tmp_path):

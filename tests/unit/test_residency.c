@@ -3,12 +3,47 @@
 
 #include "residency/residency.h"
 
+/* What is refused says the limit, and where it comes from. */
+static void refusals_name_the_limit(void **state)
+{
+    static const struct {
+        const char *device;
+        uint64_t limit, bytes;
+        const char *text;
+    } cases[] = {
+        {"cpu:0", 31457280, 183907840,
+         "it needs 183.9 MB, and models on cpu:0 may hold 31.5 MB together (--device-bytes-max)"},
+        {"cuda:0", 900, 1000, "it needs 1.0 kB, and models on cuda:0 may hold 900 bytes together"},
+        {"cpu:0", 999, 999,
+         "it needs 999 bytes, and models on cpu:0 may hold 999 bytes together "
+         "(--device-bytes-max): what is loaded is in use"},
+        {"cpu:0", 999999, 1000000,
+         "it needs 1.0 MB, and models on cpu:0 may hold 1000.0 kB together (--device-bytes-max)"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_residency ledger;
+        struct berth_lease lease = {0};
+        struct berth_err err = {0}, again = {0};
+        bool never = cases[i].bytes > cases[i].limit;
+        berth_residency_init(&ledger, cases[i].limit, cases[i].device);
+        assert_int_equal(berth_residency_refuse(&ledger, "needs", cases[i].bytes, &err),
+                         never ? BERTH_TOO_LARGE : BERTH_UNAVAILABLE);
+        assert_string_equal(err.msg, cases[i].text);
+        if (never) {
+            assert_int_equal(berth_residency_reserve(&ledger, &lease, cases[i].bytes, &again),
+                             BERTH_TOO_LARGE);
+            assert_string_equal(again.msg, err.msg);
+        }
+    }
+}
+
 static void ledger_adds_up(void **state)
 {
     struct berth_residency ledger;
     struct berth_lease a = {0}, b = {0}, c = {0};
     struct berth_err err = {0};
-    berth_residency_init(&ledger, 100);
+    berth_residency_init(&ledger, 100, "cpu:0");
     assert_int_equal(berth_residency_reserve(&ledger, &a, 101, &err), BERTH_TOO_LARGE);
     assert_int_equal(berth_residency_reserve(&ledger, &a, 60, &err), BERTH_OK);
     assert_int_equal(berth_residency_reserve(&ledger, &b, 41, &err), BERTH_BUSY);
@@ -42,7 +77,7 @@ static void ledger_adds_up(void **state)
     berth_residency_release(&ledger, &b);
     berth_residency_release(&ledger, &c);
     assert_int_equal(ledger.bytes_used, 0);
-    berth_residency_init(&ledger, 0); /* no limit */
+    berth_residency_init(&ledger, 0, "cpu:0"); /* no limit */
     assert_int_equal(berth_residency_reserve(&ledger, &a, UINT64_MAX / 2, &err), BERTH_OK);
     assert_int_equal(berth_residency_missing(&ledger, UINT64_MAX / 2), 0);
 }
@@ -312,6 +347,7 @@ int main(void)
 {
     berth_log_set_level(BERTH_LOG_ERROR);
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(refusals_name_the_limit),
         cmocka_unit_test(ledger_adds_up),
         cmocka_unit_test(least_recently_used_goes),
         cmocka_unit_test(busy_models_stay),
