@@ -11,6 +11,7 @@
 #include "api/call.h"
 #include "api/error_body.h"
 #include "base/clock.h"
+#include "base/log.h"
 
 #define CALL_ARENA_MAX (64u << 20)
 
@@ -143,9 +144,11 @@ static void on_close(void *subject, struct berth_exchange *exchange, bool answer
 {
     struct berth_call *call = berth_http_user(exchange);
     (void)subject;
-    (void)answered;
     if (call == NULL) {
         return;
+    }
+    if (berth_log_enabled(BERTH_LOG_DEBUG)) {
+        berth_call_log(call, answered);
     }
     berth_http_set_user(exchange, NULL);
     call->exchange = NULL;

@@ -2,6 +2,7 @@
  * the controller, deadlines, specs. */
 #include "api/call.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,10 +13,15 @@
 
 #define REQUEST_ARENA_MAX (64u << 20)
 #define TIMEOUT_MS_MAX INT64_C(86400000)
+#define LOG_METHOD_MAX 16
+#define LOG_PATH_MAX 200
+#define LOG_ID_MAX 128
 #define TIMING_BYTES_MAX 40 /* "receive;dur=" and a 64-bit number of nanoseconds as ms, ", " */
 
 static char *put_duration(char *at, const char *name, uint64_t ns);
-static const char *server_timing(struct berth_call *call);
+static const char *server_timing(struct berth_call *call, bool settled);
+static int cut(const char *text, size_t bytes_max);
+static const char *model_unnamed(const struct berth_call *call, const char *text);
 static const char *residency_of(const struct berth_call *call);
 static void drop_request(struct berth_call *call);
 static void release_model(void *model);
@@ -79,8 +85,8 @@ void berth_call_fail(struct berth_call *call, const struct berth_err *err)
         return;
     }
     if (err->code != BERTH_CANCELLED) {
-        berth_log_err(err->code == BERTH_INTERNAL ? BERTH_LOG_ERROR : BERTH_LOG_INFO, "api", id,
-                      err);
+        berth_log_err_model(err->code == BERTH_INTERNAL ? BERTH_LOG_ERROR : BERTH_LOG_INFO, "api",
+                            id, err, model_unnamed(call, err->msg));
     }
     struct berth_buf text = {0};
     struct berth_http_header headers[4];
@@ -111,9 +117,27 @@ void berth_call_fail(struct berth_call *call, const struct berth_err *err)
                                 .text = &text});
 }
 
+void berth_call_log(struct berth_call *call, bool answered)
+{
+    struct berth_exchange *exchange = call->exchange;
+    const char *method = berth_http_method(exchange);
+    const char *path = berth_http_path(exchange);
+    const char *id = berth_http_header(exchange, "X-Request-Id");
+    id = id == NULL || id[0] == '\0' ? "-" : id;
+    berth_log_debug("api", call->request == NULL ? 0 : call->request->id,
+                    "%s method=%.*s path=%.*s model=%s status=%d bytes=%" PRIu64
+                    " timing=%s x_request_id=%.*s",
+                    answered ? "answered" : "not answered", cut(method, LOG_METHOD_MAX), method,
+                    cut(path, LOG_PATH_MAX), path, call->model == NULL ? "-" : call->model->name,
+                    berth_http_status(exchange), berth_http_written(exchange),
+                    server_timing(call, call->finished || !call->submitted),
+                    cut(id, LOG_ID_MAX), id);
+}
+
 void berth_call_headers(struct berth_call *call, struct berth_http_header *headers, size_t *count)
 {
-    headers[(*count)++] = (struct berth_http_header){"Server-Timing", server_timing(call)};
+    headers[(*count)++] = (struct berth_http_header){"Server-Timing",
+                                                    server_timing(call, true)};
     if (call->request != NULL && call->submitted) {
         headers[(*count)++] = (struct berth_http_header){"Berth-Residency", residency_of(call)};
     }
@@ -227,8 +251,30 @@ static char *put_duration(char *at, const char *name, uint64_t ns)
     return mempcpy(at, digits + first, sizeof(digits) - first);
 }
 
-/* Milliseconds in each stage that was reached (L10). */
-static const char *server_timing(struct berth_call *call)
+/* The call's model, where text does not name it as 'NAME'; else, or without one, NULL. */
+static const char *model_unnamed(const struct berth_call *call, const char *text)
+{
+    if (call->model == NULL) {
+        return NULL;
+    }
+    size_t length = strlen(call->model->name);
+    for (const char *at = strchr(text, '\''); at != NULL; at = strchr(at + 1, '\'')) {
+        if (strncmp(at + 1, call->model->name, length) == 0 && at[1 + length] == '\'') {
+            return NULL;
+        }
+    }
+    return call->model->name;
+}
+
+/* As many bytes of it as are whole characters. */
+static int cut(const char *text, size_t bytes_max)
+{
+    return (int)berth_utf8_valid_length(text, strnlen(text, bytes_max));
+}
+
+/* Milliseconds in each stage that was reached (L10). settled: the controller writes no stamps now;
+ * else only the front's own stages are told. */
+static const char *server_timing(struct berth_call *call, bool settled)
 {
     static const char *const names[] = {"receive", "decode", "queue", "load", "run"};
     char *text = berth_arena_alloc(&call->arena, (BERTH_COUNT_OF(names) + 1) * TIMING_BYTES_MAX);
@@ -240,9 +286,13 @@ static const char *server_timing(struct berth_call *call)
     uint64_t head = berth_http_head_ns(call->exchange);
     if (call->request != NULL) {
         const struct berth_stamps *stamps = &call->request->stamps;
-        uint64_t stages[] = {stamps->t_received_ns, stamps->t_decoded_ns,
-                             stamps->t_queued_ns,   stamps->t_loaded_ns,
-                             stamps->t_started_ns,  call->finished ? stamps->t_done_ns : 0};
+        uint64_t stages[6] = {stamps->t_received_ns, stamps->t_decoded_ns};
+        if (settled) {
+            stages[2] = stamps->t_queued_ns;
+            stages[3] = stamps->t_loaded_ns;
+            stages[4] = stamps->t_started_ns;
+            stages[5] = call->finished ? stamps->t_done_ns : 0;
+        }
         uint64_t from[] = {head, stages[0], stages[3], stages[2], stages[4]};
         uint64_t to[] = {stages[0], stages[1], stages[4], stages[3], stages[5]};
         for (size_t i = 0; i < BERTH_COUNT_OF(names); i++) {

@@ -74,6 +74,8 @@ void berth_call_answer(struct berth_call *call, const struct berth_http_answer *
 void berth_call_answer_json(struct berth_call *call, struct berth_buf *text);
 /* The error in the route's own form; logs it. */
 void berth_call_fail(struct berth_call *call, const struct berth_err *err);
+/* The exchange ends: one line at DEBUG with what, how much and where the time went. */
+void berth_call_log(struct berth_call *call, bool answered);
 /* Headers common to all answers, appended to headers[*count..]; values live in the call's arena. */
 void berth_call_headers(struct berth_call *call, struct berth_http_header *headers, size_t *count);
 #define BERTH_CALL_HEADERS_MAX 6

@@ -427,7 +427,7 @@ static void stream_part(struct berth_call *call, struct berth_part *part)
     }
     berth_buf_puts(&text, "data: ");
     if (err.code != BERTH_OK) {
-        berth_log_err(BERTH_LOG_WARN, "api", call->request->id, &err);
+        berth_log_err_model(BERTH_LOG_WARN, "api", call->request->id, &err, call->model->name);
         berth_openai_error_body(&err, &text);
     } else if (part->final) {
         berth_buf_puts(&text, "{\"type\":\"transcript.text.done\",\"text\":");

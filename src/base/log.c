@@ -32,6 +32,9 @@ static _Atomic int level_max = BERTH_LOG_INFO;
 static _Atomic uint64_t second_now;
 static _Atomic uint64_t lines_now; /* wanted in that second, left out or not */
 
+static bool may_log(enum berth_log_level level);
+static void put_line(enum berth_log_level level, const char *module, uint64_t request_id,
+                     const char *text, size_t marks);
 static bool has_room(enum berth_log_level level, uint64_t second, uint64_t *left_out);
 static size_t mark_keys(const char *format, char *out);
 static size_t count_marks(const char *text);
@@ -69,17 +72,7 @@ void berth_log(enum berth_log_level level, const char *module, uint64_t request_
 {
     char marked[TEXT_BYTES];
     char text[TEXT_BYTES];
-    struct line line = {.length = 0};
-    uint64_t left_out = 0;
-    if (!berth_log_enabled(level)) {
-        return;
-    }
-    bool room = has_room(level, berth_clock_now_ns() / BERTH_NS_PER_S, &left_out);
-    if (left_out > 0) {
-        berth_log(BERTH_LOG_ERROR, "log", 0, "more lines than a second has room for left_out=%llu",
-                  (unsigned long long)left_out);
-    }
-    if (!room) {
+    if (!may_log(level)) {
         return;
     }
     size_t marks = mark_keys(format, marked);
@@ -87,13 +80,75 @@ void berth_log(enum berth_log_level level, const char *module, uint64_t request_
     va_start(args, format);
     int length = vsnprintf(text, sizeof(text), marks > 0 ? marked : format, args);
     va_end(args);
-    bool split = length < TEXT_BYTES && count_marks(text) == marks;
+    put_line(level, module, request_id, text, length < TEXT_BYTES ? marks : SIZE_MAX);
+}
+
+void berth_log_err(enum berth_log_level level, const char *module, uint64_t request_id,
+                   const struct berth_err *err)
+{
+    berth_log_err_model(level, module, request_id, err, NULL);
+}
+
+void berth_log_err_model(enum berth_log_level level, const char *module, uint64_t request_id,
+                         const struct berth_err *err, const char *model)
+{
+    char text[TEXT_BYTES];
+    char place[80] = ""; /* none: it is from another process */
+    if (!may_log(level)) {
+        return;
+    }
+    if (err->file != NULL) {
+        const char *slash = strrchr(err->file, '/');
+        snprintf(place, sizeof(place), "%s:%d", slash == NULL ? err->file : slash + 1, err->line);
+    }
+    const char *pairs[][2] = {{"code", berth_code_name(err->code)},
+                              {"field", err->field},
+                              {"model", model},
+                              {"at", place[0] == '\0' ? NULL : place}};
+    size_t marks = 0;
+    size_t length = (size_t)snprintf(text, sizeof(text), "%s", err->msg);
+    for (size_t i = 0; i < sizeof(pairs) / sizeof(pairs[0]); i++) {
+        if (pairs[i][1] != NULL && length < sizeof(text)) {
+            length += (size_t)snprintf(text + length, sizeof(text) - length, "%c%s=%s", MARK,
+                                       pairs[i][0], pairs[i][1]);
+            marks++;
+        }
+    }
+    put_line(level, module, request_id, text, marks);
+}
+
+void berth_log_flush(void)
+{
+    (void)berth_log_out_flush();
+}
+
+/* At this level, and in this second? Tells how many lines had no room in the one before. */
+static bool may_log(enum berth_log_level level)
+{
+    uint64_t left_out = 0;
+    if (!berth_log_enabled(level)) {
+        return false;
+    }
+    bool room = has_room(level, berth_clock_now_ns() / BERTH_NS_PER_S, &left_out);
+    if (left_out > 0) {
+        berth_log(BERTH_LOG_ERROR, "log", 0, "more lines than a second has room for left_out=%llu",
+                  (unsigned long long)left_out);
+    }
+    return room;
+}
+
+/* text: the message and its pairs, each behind a mark. Of other marks than these it is one
+ * message. */
+static void put_line(enum berth_log_level level, const char *module, uint64_t request_id,
+                     const char *text, size_t marks)
+{
+    struct line line = {.length = 0};
     put_head(&line, level, module);
     if (request_id != 0) {
         put_printf(&line, " req=%llu", (unsigned long long)request_id);
     }
     put_printf(&line, " msg=");
-    size_t piece = split ? strcspn(text, "\x1f") : strlen(text);
+    size_t piece = count_marks(text) == marks ? strcspn(text, "\x1f") : strlen(text);
     put_quoted(&line, text, piece);
     for (const char *at = text + piece; *at != '\0'; at += piece) {
         at++; /* over the mark */
@@ -102,30 +157,6 @@ void berth_log(enum berth_log_level level, const char *module, uint64_t request_
     }
     line.bytes[line.length] = '\n'; /* put_char left room */
     berth_log_out_put(line.bytes, line.length + 1);
-}
-
-void berth_log_err(enum berth_log_level level, const char *module, uint64_t request_id,
-                   const struct berth_err *err)
-{
-    const char *code = berth_code_name(err->code);
-    const char *slash = err->file == NULL ? NULL : strrchr(err->file, '/');
-    const char *file = slash != NULL ? slash + 1 : err->file;
-    if (file == NULL && err->field == NULL) { /* from another process */
-        berth_log(level, module, request_id, "%s code=%s", err->msg, code);
-    } else if (file == NULL) {
-        berth_log(level, module, request_id, "%s code=%s field=%s", err->msg, code, err->field);
-    } else if (err->field == NULL) {
-        berth_log(level, module, request_id, "%s code=%s at=%s:%d", err->msg, code, file,
-                  err->line);
-    } else {
-        berth_log(level, module, request_id, "%s code=%s field=%s at=%s:%d", err->msg, code,
-                  err->field, file, err->line);
-    }
-}
-
-void berth_log_flush(void)
-{
-    (void)berth_log_out_flush();
 }
 
 /* *left_out: how many lines of the second before had none; told to one caller only. */

@@ -27,6 +27,9 @@ void berth_log(enum berth_log_level level, const char *module, uint64_t request_
 /* Logs an error once, where it is answered: code, field, message, file and line. */
 void berth_log_err(enum berth_log_level level, const char *module, uint64_t request_id,
                    const struct berth_err *err);
+/* The same, with the model it is about; NULL: none is known. */
+void berth_log_err_model(enum berth_log_level level, const char *module, uint64_t request_id,
+                         const struct berth_err *err, const char *model);
 /* Before _exit(): waits until all lines are out, at most a second. exit() does it by itself. */
 void berth_log_flush(void);
 

@@ -186,6 +186,16 @@ bool berth_http_answered(const struct berth_exchange *exchange)
     return exchange->answered;
 }
 
+int berth_http_status(const struct berth_exchange *exchange)
+{
+    return exchange->status;
+}
+
+uint64_t berth_http_written(const struct berth_exchange *exchange)
+{
+    return exchange->written;
+}
+
 void berth_answer_error(struct berth_exchange *exchange, int status, const struct berth_err *err)
 {
     const struct berth_http_handler *handler = &exchange->conn->loop->http->options.handler;

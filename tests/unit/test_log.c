@@ -131,6 +131,41 @@ static void errors_tell_what_they_have(void **state)
     }
 }
 
+static void errors_tell_of_which_model(void **state)
+{
+    static const struct {
+        const char *msg, *field, *file, *model, *line;
+    } cases[] = {
+        {"full", NULL, NULL, NULL, "WARN api req=9 msg=\"full\" code=BUSY\n"},
+        {"full", NULL, NULL, "a-b.c", "WARN api req=9 msg=\"full\" code=BUSY model=a-b.c\n"},
+        {"full", "x", "y.c", "a", "WARN api req=9 msg=\"full\" code=BUSY field=x model=a at=y.c:7\n"},
+        {"full", NULL, "y.c", "a b=\"", "WARN api req=9 msg=\"full\" code=BUSY model=\"a b=\\\"\" "
+                                       "at=y.c:7\n"},
+        /* a mark in a client's words: all of it is the message */
+        {"fu\x1fll=1", NULL, NULL, "a", "WARN api req=9 msg=\"fu\\x1fll=1\\x1fcode=BUSY\\x1fmodel=a\"\n"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err;
+        berth_fail(&err, BERTH_BUSY, "%s", cases[i].msg);
+        err.field = cases[i].field;
+        err.file = cases[i].file;
+        err.line = 7;
+        capture_begin();
+        berth_log_err_model(BERTH_LOG_WARN, "api", 9, &err, cases[i].model);
+        assert_string_equal(capture_end(), cases[i].line);
+    }
+    char longest[256]; /* all that a line may have to take */
+    memset(longest, 'm', sizeof(longest) - 1);
+    longest[sizeof(longest) - 1] = '\0';
+    struct berth_err err;
+    berth_fail_field(&err, BERTH_BUSY, "field", "%.239s", longest);
+    capture_begin();
+    berth_log_err_model(BERTH_LOG_WARN, "api", 9, &err, longest);
+    const char *line = capture_end();
+    assert_non_null(strstr(line, longest));
+    assert_non_null(strstr(line, " at=test_log.c:"));
+}
+
 static void errors_tell_where(void **state)
 {
     struct berth_err err;
@@ -178,6 +213,7 @@ int main(void)
         cmocka_unit_test(long_texts_are_cut_in_one_line),
         cmocka_unit_test(levels),
         cmocka_unit_test(errors_tell_what_they_have),
+        cmocka_unit_test(errors_tell_of_which_model),
         cmocka_unit_test(errors_tell_where),
         cmocka_unit_test(a_second_has_room_for_so_many),
     };
