@@ -122,8 +122,8 @@ static int help(const struct command *command)
            command->arguments, command->help);
     berth_config_print_help(stdout, command->id);
     printf("\nTIME is as 500ms, 30s or 2h; BYTES as 512K, 64M or 2G. The environment sets options "
-           "too:\n--log-level is BERTH_LOG_LEVEL.\n\nExit status: %s,\n2 where what was typed cannot "
-           "be.\n", command->status);
+           "too:\n--log-level is BERTH_LOG_LEVEL.\n\nExit status: %s,\n2 where what was typed "
+           "cannot be.\n", command->status);
     return 0;
 }
 

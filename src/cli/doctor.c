@@ -139,8 +139,8 @@ static void look_at_gpu(struct finding *finding)
         return;
     }
     if (code != BERTH_NOT_FOUND) {
-        snprintf(finding->text, TEXT_MAX, "berth-cuda is here, but %.180s; models run on the processor",
-                 err.msg);
+        snprintf(finding->text, TEXT_MAX,
+                 "berth-cuda is here, but %.180s; models run on the processor", err.msg);
         return;
     }
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);

@@ -52,9 +52,9 @@ struct load {
     uint64_t random;
     size_t next_request;
     uint64_t out; /* requests under way */
-    const struct client *told;                /* whose body is the first refusal's; NULL: none yet */
-    bool good;                                /* a 200 was seen */
-    uint64_t refused;                         /* that time does not mend */
+    const struct client *told; /* whose body is the first refusal's; NULL: none yet */
+    bool good;                 /* a 200 was seen */
+    uint64_t refused;          /* that time does not mend */
     uint64_t statuses[BERTH_LOAD_STATUS_MAX]; /* of all answers */
 };
 

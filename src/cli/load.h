@@ -37,8 +37,8 @@ struct berth_load_result {
     int refusal_status; /* 0: there was none */
     char refusal[BERTH_LOAD_REFUSAL_MAX];
     size_t refusal_length;
-    /* Ended early: BERTH_LOAD_REFUSED_MAX answers were refusals that time does not mend (others than
-     * 429 and 503), and none was a 200. All answers are counted then, those of the warm-up too. */
+    /* Ended early: BERTH_LOAD_REFUSED_MAX answers were refusals that time does not mend (others
+     * than 429 and 503), and none was a 200. All answers count then, those of the warm-up too. */
     bool stopped;
     uint64_t statuses[BERTH_LOAD_STATUS_MAX];
     uint64_t answered;      /* counted answers, whatever their status */
