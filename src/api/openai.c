@@ -11,6 +11,7 @@
 #include "api/call.h"
 #include "api/error_body.h"
 #include "base/clock.h"
+#include "base/json_text.h"
 #include "base/log.h"
 
 #define FIELD_MAX (64u << 10)
@@ -198,6 +199,56 @@ static enum berth_code judge_stream(struct berth_call *call, const char *value,
     return BERTH_OK;
 }
 
+/* What an answer would lack without a word is refused. */
+static enum berth_code judge_include(struct berth_call *call, const char *value,
+                                     struct berth_err *err)
+{
+    (void)call;
+    return value[0] == '\0'
+               ? BERTH_OK
+               : berth_fail_field(err, BERTH_UNSUPPORTED, "include[]",
+                                  "include[] '%.40s' is not supported: answers have no more than "
+                                  "response_format says",
+                                  value);
+}
+
+/* How a long recording is cut is this server's choice. "auto" says just that; voice detection, and
+ * its thresholds, can change the cuts and not what an answer is. */
+static enum berth_code judge_chunking(struct berth_call *call, const char *value,
+                                      struct berth_err *err)
+{
+    static const char *const names[] = {"type"};
+    struct berth_json_value root;
+    struct berth_json_value type = {0};
+    const char *what;
+    size_t position;
+    (void)call;
+    if (value[0] == '\0' || strcmp(value, "auto") == 0) {
+        return BERTH_OK;
+    }
+    if (berth_json_check(value, strlen(value), &root, &what, &position) == BERTH_OK) {
+        berth_json_members(&root, names, 1, &type);
+    }
+    if (type.kind != BERTH_JSON_STRING || !berth_json_equals(&type, "server_vad")) {
+        return berth_fail_field(err, BERTH_INVALID, "chunking_strategy",
+                                "chunking_strategy '%.40s' is not auto or an object of type "
+                                "server_vad",
+                                value);
+    }
+    return BERTH_OK;
+}
+
+/* The same object, as OpenAI's client writes it in a form. */
+static enum berth_code judge_chunking_type(struct berth_call *call, const char *value,
+                                           struct berth_err *err)
+{
+    (void)call;
+    return strcmp(value, "server_vad") == 0
+               ? BERTH_OK
+               : berth_fail_field(err, BERTH_INVALID, "chunking_strategy",
+                                  "chunking_strategy of type '%.40s' is not server_vad", value);
+}
+
 static enum berth_code keep_language(struct berth_call *call, const char *value,
                                      struct berth_err *err)
 {
@@ -225,6 +276,10 @@ static const struct field {
     {"timestamp_granularities", judge_granularity},
     {"language", keep_language},
     {"prompt", keep_prompt},
+    {"include[]", judge_include},
+    {"include", judge_include},
+    {"chunking_strategy", judge_chunking},
+    {"chunking_strategy[type]", judge_chunking_type},
 };
 
 static const struct field *field_of(const char *name)
@@ -237,7 +292,7 @@ static const struct field *field_of(const char *name)
     return NULL;
 }
 
-/* Fields OpenAI has and this server has no use for (include[], chunking_strategy) are let pass. */
+/* A field that nobody knows here is let pass, as OpenAI's server does. */
 static enum berth_code judge_field(struct berth_call *call, const struct berth_multipart_part *part,
                                    struct berth_err *err)
 {
@@ -480,6 +535,12 @@ static void put_model(struct berth_buf *out, const char *name)
     berth_buf_puts(out, ",\"object\":\"model\",\"created\":0,\"owned_by\":\"berth\"}");
 }
 
+/* Who picks from the list gets an answer: what cannot be loaded is not in it. */
+static bool is_offered(struct berth_model *model)
+{
+    return atomic_load(&model->listed) && berth_model_state(model) != BERTH_STATE_FAILED;
+}
+
 static enum berth_code list_models(struct berth_call *call, struct berth_err *err)
 {
     struct berth_model **models = NULL;
@@ -492,7 +553,7 @@ static enum berth_code list_models(struct berth_call *call, struct berth_err *er
     berth_buf_puts(&text, "{\"object\":\"list\",\"data\":[");
     for (size_t i = 0; i < count; i++) {
         /* Sorted by name: versions of one model are neighbours, and are one model here. */
-        if (atomic_load(&models[i]->listed) && strcmp(last, models[i]->name) != 0) {
+        if (is_offered(models[i]) && strcmp(last, models[i]->name) != 0) {
             berth_buf_puts(&text, last[0] == '\0' ? "" : ",");
             put_model(&text, models[i]->name);
             last = models[i]->name;
@@ -511,6 +572,13 @@ static enum berth_code get_model(struct berth_call *call, struct berth_err *err)
     if (call->model == NULL) {
         return berth_fail_field(err, BERTH_NOT_FOUND, "model", "the model '%.100s' does not exist",
                                 call->segments[0]);
+    }
+    if (!is_offered(call->model)) {
+        char reason[sizeof(err->msg)];
+        berth_model_reason(call->model, reason, sizeof(reason));
+        return berth_fail_field(err, BERTH_NOT_FOUND, "model",
+                                "the model '%.100s' could not be loaded: %s", call->model->name,
+                                reason);
     }
     put_model(&text, call->model->name);
     berth_call_answer_json(call, &text);

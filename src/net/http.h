@@ -141,6 +141,6 @@ void berth_http_stream_chunk(struct berth_exchange *exchange, struct berth_buf *
 void berth_http_stream_end(struct berth_exchange *exchange);
 bool berth_http_answered(const struct berth_exchange *exchange); /* an answer was begun */
 int berth_http_status(const struct berth_exchange *exchange);    /* of that answer; 0: none */
-uint64_t berth_http_written(const struct berth_exchange *exchange); /* bytes so far, with its head */
+uint64_t berth_http_written(const struct berth_exchange *exchange); /* bytes, its head among them */
 
 #endif

@@ -116,6 +116,12 @@ def test_answers_index_table_and_log(broken, serve, flags):
             assert status >= 400 and times_named(text, kind) == 1, (path, text)
             assert why in text, (path, text)
     rows = {row["name"]: row for row in json.loads(berth("models", "--server", server.url, "--json").stdout)}
+    offered = {model["id"] for model in server.json("/v1/models")["data"]}
+    assert offered == {name for name, row in rows.items() if row["state"] == "READY"} != set(rows)
+    for name, row in rows.items():
+        status, _, answer = server.get(f"/v1/models/{name}")
+        assert status == (200 if name in offered else 404)
+        assert name in offered or row["reason"][:100] in json.loads(answer)["error"]["message"]
     table = berth("models", "--server", server.url).stdout.splitlines()
     for kind, (_, _, why) in KINDS.items():
         reason = rows[name_of(kind)].get("reason", "")

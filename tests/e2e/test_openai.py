@@ -91,6 +91,21 @@ def test_prompt_and_temperature_are_taken(client, speech):
     assert word_errors(words_of(EXPECTED), words_of(text)) <= 0.1 * len(words_of(EXPECTED))
 
 
+@pytest.mark.parametrize("options", [
+    dict(chunking_strategy="auto"), dict(chunking_strategy={"type": "server_vad", "threshold": 0.5}),
+    dict(include=[]), dict(extra_body={"chunking_strategy": '{"threshold": 0.5, "type": "server_vad"}'}),
+    dict(extra_body={"no_such_field": "x", "known_speaker_names[]": "y"})])
+def test_fields_without_effect(client, options):
+    assert client.audio.transcriptions.create(model=MODEL, file=("a.wav", wav(1)), **options).text == ""
+
+
+@pytest.mark.parametrize("value", [b"{}", b"{\"type\": \"server_vad\"", b"[]", b"{\"type\": 1}", b"Auto", b"auto ", b"server_vad",
+                                   b"[" * 60000, b"{\"type\": \"server_vad\", \"type\": \"x\"}"])
+def test_chunking_strategies_that_are_none(speech_server, value):
+    status, error = post(speech_server, form(("model", MODEL.encode()), ("chunking_strategy", value), ("file", wav(1))))
+    assert status == 400 and error["param"] == "chunking_strategy", error
+
+
 def test_eight_different_at_once_equal_alone(client, speech):
     names = sorted(path.name for path in speech.glob("*.wav"))
     clips = [(name, (speech / name).read_bytes()) for name in names]
@@ -117,6 +132,9 @@ REFUSED = [
     ("bad format", dict(response_format="yaml"), 400, "response_format"),
     ("bad temperature", dict(temperature=7), 400, "temperature"),
     ("another language", dict(language="de"), 400, "language"),
+    ("log probabilities", dict(include=["logprobs"]), 400, "include[]"),
+    ("chunks by another rule", dict(chunking_strategy="never"), 400, "chunking_strategy"),
+    ("chunks by another object", dict(chunking_strategy={"type": "client_vad"}), 400, "chunking_strategy"),
     ("a model that does not hear", dict(model="identity"), 400, "model"),
 ]
 

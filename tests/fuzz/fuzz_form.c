@@ -38,10 +38,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t length);
 
 static const char *const names[] = {
     "file", "model", "response_format", "temperature", "stream", "timestamp_granularities[]",
-    "timestamp_granularities", "language", "prompt", "include[]", "File", "temperature[]"};
+    "timestamp_granularities", "language", "prompt", "include[]", "File", "temperature[]",
+    "chunking_strategy", "chunking_strategy[type]"};
 static const char *const errors[] = {
     "file", "model", "response_format", "temperature", "stream", "timestamp_granularities[]",
-    "timestamp_granularities", "language", "prompt"};
+    "timestamp_granularities", "language", "prompt", "include[]", "chunking_strategy"};
 
 struct piece {
     const char *name;
@@ -191,6 +192,19 @@ static bool is_decimal(const char *at)
     return digits > 0 && *at == '\0';
 }
 
+static bool is_server_vad(const struct piece *piece)
+{
+    static const char *const type_name[] = {"type"};
+    struct berth_json_value root, type;
+    const char *what;
+    size_t position;
+    if (berth_json_check(piece->value, piece->length, &root, &what, &position) != BERTH_OK) {
+        return false;
+    }
+    berth_json_members(&root, type_name, 1, &type);
+    return type.kind == BERTH_JSON_STRING && berth_json_equals(&type, "server_vad");
+}
+
 static bool is_good(const struct piece *piece)
 {
     const char *value = piece->value;
@@ -213,6 +227,15 @@ static bool is_good(const struct piece *piece)
     if (strcmp(piece->name, "timestamp_granularities") == 0 ||
         strcmp(piece->name, "timestamp_granularities[]") == 0) {
         return is_one_of(value, " word segment ");
+    }
+    if (strcmp(piece->name, "include[]") == 0) {
+        return value[0] == '\0';
+    }
+    if (strcmp(piece->name, "chunking_strategy") == 0) {
+        return value[0] == '\0' || strcmp(value, "auto") == 0 || is_server_vad(piece);
+    }
+    if (strcmp(piece->name, "chunking_strategy[type]") == 0) {
+        return strcmp(value, "server_vad") == 0;
     }
     double number = strtod(value, NULL);
     return strcmp(piece->name, "temperature") != 0 ||

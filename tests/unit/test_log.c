@@ -138,11 +138,13 @@ static void errors_tell_of_which_model(void **state)
     } cases[] = {
         {"full", NULL, NULL, NULL, "WARN api req=9 msg=\"full\" code=BUSY\n"},
         {"full", NULL, NULL, "a-b.c", "WARN api req=9 msg=\"full\" code=BUSY model=a-b.c\n"},
-        {"full", "x", "y.c", "a", "WARN api req=9 msg=\"full\" code=BUSY field=x model=a at=y.c:7\n"},
+        {"full", "x", "y.c", "a",
+         "WARN api req=9 msg=\"full\" code=BUSY field=x model=a at=y.c:7\n"},
         {"full", NULL, "y.c", "a b=\"", "WARN api req=9 msg=\"full\" code=BUSY model=\"a b=\\\"\" "
                                        "at=y.c:7\n"},
         /* a mark in a client's words: all of it is the message */
-        {"fu\x1fll=1", NULL, NULL, "a", "WARN api req=9 msg=\"fu\\x1fll=1\\x1fcode=BUSY\\x1fmodel=a\"\n"},
+        {"fu\x1fll=1", NULL, NULL, "a",
+         "WARN api req=9 msg=\"fu\\x1fll=1\\x1fcode=BUSY\\x1fmodel=a\"\n"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct berth_err err;
