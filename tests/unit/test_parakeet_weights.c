@@ -13,6 +13,7 @@
 #include "engine/parakeet/e4m3.h"
 #include "parakeet_golden.h"
 #include "parakeet_model.h"
+#include "sanitizer.h"
 
 static char folder[] = "/tmp/berth-weights-XXXXXX";
 
@@ -299,7 +300,7 @@ static void test_pieces(void **state)
     struct berth_parakeet_config config = tiny;
     config.vocabulary = 150001;
     config.prediction = 24;
-    for (int dtype = 0; dtype < 2; dtype++) {
+    for (int dtype = TEST_TSAN ? 1 : 0; dtype < 2; dtype++) { /* TSan: what is lent, converted */
         model_write(
             folder, &config,
             &(struct model_wish){.dtype = dtype == 0 ? BERTH_DTYPE_FP32 : BERTH_DTYPE_BF16});
@@ -373,11 +374,12 @@ static void check_narrow(const struct berth_parakeet_config *config, const struc
     berth_free(weights);
 }
 
-/* e4m3 with scales, also where a matrix is more than a piece. */
+/* e4m3 with scales, also where a matrix is more than a piece (not under ThreadSanitizer: it sees
+ * the readers' pieces in test_pieces). */
 static void test_narrow(void **state)
 {
     static const enum berth_dtype dtypes[] = {BERTH_DTYPE_BF16, BERTH_DTYPE_FP16, BERTH_DTYPE_FP32};
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t i = 0; i < (TEST_TSAN ? 3 : 4); i++) {
         struct berth_parakeet_config config = tiny;
         config.inner = i == 3 ? 150000 : tiny.inner;
         config.layers = i == 3 ? 1 : 2;
