@@ -39,7 +39,7 @@ static struct model {
     enum berth_parakeet_element element;
     size_t type;
     struct stored tensors[TENSORS_MAX];
-    size_t count;
+    size_t count, planned_count; /* behind those that belong there are those that do not */
     uint32_t values[VALUES_MAX]; /* bits, of the dtype */
     size_t value_count;
     uint64_t cut;
@@ -89,12 +89,13 @@ static void start(uint8_t choice)
                                   : 0x3F80U | eighths << 4;
         }
     }
+    model.planned_count = model.count;
     BERTH_ASSERT(plan.end <= sizeof(span));
 }
 
 static void change(const uint8_t *eight)
 {
-    struct stored *stored = &model.tensors[eight[1] % model.count];
+    struct stored *stored = &model.tensors[eight[1] % model.planned_count];
     struct berth_parakeet_planned *planned = &stored->planned;
     uint32_t place = (uint32_t)eight[2] | (uint32_t)eight[3] << 8, bits;
     memcpy(&bits, eight + 4, sizeof(bits));
