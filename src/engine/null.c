@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/engines.h"
+#include "model/config_tree.h"
 
 #define SLICE_NS (10 * BERTH_NS_PER_MS)
 #define SLEEP_MS_MAX 3600000
@@ -92,19 +93,28 @@ static enum berth_code describe(struct berth_model_spec *spec, struct berth_err 
         BERTH_TRY(describe_outputs(spec, err));
     }
     if (spec->output_count > spec->input_count) {
-        return berth_fail(err, BERTH_INVALID,
-                          "%zu outputs and %zu inputs: the null engine echoes its inputs",
-                          spec->output_count, spec->input_count);
+        (void)berth_fail(err, BERTH_INVALID,
+                         "%zu outputs and %zu inputs: the null engine echoes its inputs",
+                         spec->output_count, spec->input_count);
+        return berth_config_locate(spec, berth_config_find(spec->config, "output"), BERTH_INVALID,
+                                   err);
     }
     for (size_t i = 0; i < spec->output_count; i++) {
         if (spec->outputs[i].dtype != spec->inputs[i].dtype) {
-            return berth_fail(err, BERTH_INVALID,
-                              "output '%s' is %s, its input '%s' %s", spec->outputs[i].name,
-                              berth_dtype_name(spec->outputs[i].dtype), spec->inputs[i].name,
-                              berth_dtype_name(spec->inputs[i].dtype));
+            (void)berth_fail(err, BERTH_INVALID, "output '%s' is %s, its input '%s' %s",
+                             spec->outputs[i].name, berth_dtype_name(spec->outputs[i].dtype),
+                             spec->inputs[i].name, berth_dtype_name(spec->inputs[i].dtype));
+            return berth_config_locate(spec, berth_config_find(spec->config, "output"),
+                                       BERTH_INVALID, err);
         }
     }
     spec->run_mode = steps > 0 ? BERTH_RUN_STEPS : BERTH_RUN_EXECUTE;
+    if (steps > 0 && spec->batch_size_max > SLOTS_MAX) {
+        berth_config_warn(spec, berth_config_find(spec->config, "max_batch_size"),
+                          "'max_batch_size' is %" PRIu64 "; %d is taken, the most that an instance "
+                          "of engine 'null' takes",
+                          spec->batch_size_max, SLOTS_MAX);
+    }
     if (spec->task == NULL) {
         spec->task = "";
     }
@@ -162,9 +172,9 @@ static enum berth_code parameter_count(const struct berth_model_spec *spec, cons
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || text[0] == '-' || value > count_max) {
-        return berth_fail(err, BERTH_INVALID,
-                          "parameter '%s' is '%.40s'; it takes 0 to %" PRIu64, key, text,
-                          count_max);
+        (void)berth_fail(err, BERTH_INVALID, "parameter '%s' is '%.40s'; it takes 0 to %" PRIu64,
+                         key, text, count_max);
+        return berth_config_locate(spec, berth_config_parameter(spec, key), BERTH_INVALID, err);
     }
     *out = value;
     return BERTH_OK;

@@ -12,6 +12,7 @@
 #include "base/mem.h"
 #include "engine/onnx_file.h"
 #include "engine/ort.h"
+#include "model/config_tree.h"
 
 #define FILE_DEFAULT "model.onnx"
 #define BATCH_SIZE_DEFAULT 4 /* what Triton's completion gives a model that can batch */
@@ -209,6 +210,17 @@ static void list_names(const struct berth_onnx_io *ios, size_t count, char *out,
     }
 }
 
+/* An error about that input or output, with its place in the config. */
+static enum berth_code at(const struct berth_model_spec *spec, const char *kind, const char *name,
+                          enum berth_code code, struct berth_err *err)
+{
+    const struct berth_config_node *node = berth_config_find(spec->config, kind);
+    while (node != NULL && strcmp(berth_config_string(node, "name"), name) != 0) {
+        node = berth_config_again(node);
+    }
+    return berth_config_locate(spec, node, code, err);
+}
+
 static enum berth_code check(const struct berth_model_spec *spec,
                              const struct berth_onnx_file *file, struct berth_err *err)
 {
@@ -218,16 +230,19 @@ static enum berth_code check(const struct berth_model_spec *spec,
         const struct berth_onnx_io *from = find(file->inputs, file->input_count, io->name);
         if (from == NULL) {
             list_names(file->inputs, file->input_count, names, sizeof(names));
-            return berth_fail(
-                err, BERTH_INVALID,
-                "the config's input '%s' is not in the model, which has %s", io->name, names);
+            (void)berth_fail(err, BERTH_INVALID,
+                             "the config's input '%s' is not in the model, which has %s", io->name,
+                             names);
+            return at(spec, "input", io->name, BERTH_INVALID, err);
         }
-        BERTH_TRY(check_io(spec, io, from, err));
+        BERTH_TRY(at(spec, "input", io->name, check_io(spec, io, from, err), err));
     }
     for (size_t i = 0; i < file->input_count; i++) {
         if (berth_spec_input(spec, file->inputs[i].name) == NULL) {
-            return berth_fail(err, BERTH_INVALID, "the config lacks the input '%s'",
-                              file->inputs[i].name);
+            (void)berth_fail(err, BERTH_INVALID, "the config lacks the input '%s'",
+                             file->inputs[i].name);
+            return berth_config_locate(spec, berth_config_find(spec->config, "input"),
+                                       BERTH_INVALID, err);
         }
     }
     for (size_t i = 0; i < spec->output_count; i++) {
@@ -235,11 +250,12 @@ static enum berth_code check(const struct berth_model_spec *spec,
         const struct berth_onnx_io *from = find(file->outputs, file->output_count, io->name);
         if (from == NULL) {
             list_names(file->outputs, file->output_count, names, sizeof(names));
-            return berth_fail(
-                err, BERTH_INVALID,
-                "the config's output '%s' is not in the model, which has %s", io->name, names);
+            (void)berth_fail(err, BERTH_INVALID,
+                             "the config's output '%s' is not in the model, which has %s",
+                             io->name, names);
+            return at(spec, "output", io->name, BERTH_INVALID, err);
         }
-        BERTH_TRY(check_io(spec, io, from, err));
+        BERTH_TRY(at(spec, "output", io->name, check_io(spec, io, from, err), err));
     }
     return BERTH_OK;
 }

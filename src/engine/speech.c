@@ -13,6 +13,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "model/config_tree.h"
 
 /* Sizes of what a part carries. */
 struct extent {
@@ -60,8 +61,10 @@ enum berth_code berth_speech_describe(struct berth_model_spec *spec, struct bert
     for (size_t i = 0; i < spec->input_count; i++) {
         if (spec->input_count != 1 || strcmp(spec->inputs[i].name, "audio") != 0 ||
             spec->inputs[i].dtype != BERTH_DTYPE_FP32) {
-            return berth_fail(err, BERTH_INVALID,
-                              "a speech model has one input, audio of TYPE_FP32");
+            return berth_config_locate(
+                spec, berth_config_find(spec->config, "input"),
+                berth_fail(err, BERTH_INVALID, "a speech model has one input, audio of TYPE_FP32"),
+                err);
         }
     }
     spec->inputs = berth_arena_alloc(&spec->arena, sizeof(*spec->inputs));
@@ -95,9 +98,11 @@ enum berth_code berth_speech_parameter(const struct berth_model_spec *spec,
     unsigned long long value = strtoull(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || value < range->min ||
         value > range->max || text[0] == '-') {
-        return berth_fail(err, BERTH_INVALID,
-                          "parameter '%s' is '%.40s'; it takes %" PRIu64 " to %" PRIu64,
-                          range->key, text, range->min, range->max);
+        (void)berth_fail(err, BERTH_INVALID,
+                         "parameter '%s' is '%.40s'; it takes %" PRIu64 " to %" PRIu64, range->key,
+                         text, range->min, range->max);
+        return berth_config_locate(spec, berth_config_parameter(spec, range->key), BERTH_INVALID,
+                                   err);
     }
     *inout = value;
     return BERTH_OK;
@@ -120,6 +125,12 @@ enum berth_code berth_speech_slots_keep(struct berth_model_spec *spec, uint32_t 
         return BERTH_OK;
     }
     char text[16];
+    if (spec->batch_size_max > slot_count) {
+        berth_config_warn(spec, berth_config_find(spec->config, "max_batch_size"),
+                          "'max_batch_size' is %" PRIu64 "; %" PRIu32
+                          " is taken, the most that an instance of engine '%s' takes",
+                          spec->batch_size_max, slot_count, spec->engine);
+    }
     (void)snprintf(text, sizeof(text), "%u", slot_count);
     size_t count = spec->parameter_count;
     struct berth_key_value *parameters =

@@ -35,7 +35,8 @@ enum berth_code berth_speech_parameter(const struct berth_model_spec *spec,
 /* Rows at a time: the parameter `slots`, else max_batch_size, else *inout; at most max. */
 enum berth_code berth_speech_slots(const struct berth_model_spec *spec, uint32_t max,
                                    uint32_t *inout, struct berth_err *err) BERTH_MUST_USE;
-/* Audio has no batch dimension: what max_batch_size said goes on as the parameter `slots`. */
+/* Audio has no batch dimension: what max_batch_size said goes on as the parameter `slots`. Warns
+ * where that is less. */
 enum berth_code berth_speech_slots_keep(struct berth_model_spec *spec, uint32_t slot_count,
                                         struct berth_err *err) BERTH_MUST_USE;
 

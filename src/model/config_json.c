@@ -4,6 +4,9 @@
  * only when they were set, but for three (the table's `absent`). What describe completed comes from
  * the spec: names, batch size, inputs and outputs, dynamic batching. Instance groups are shown with
  * the kind they came to where the model runs, else as written.
+ * A speech model's max_batch_size is 0 there whatever was written: Triton's clients read it as
+ * whether inputs have a batch dimension before the dimensions listed, and audio has none. What was
+ * written, its slots, is the parameter `slots` instead.
  * A worker process gets what was written only. It describes the model itself; with what describe
  * completed here as if it had been written, it would judge another config: a speech model's batch
  * size is its slots before, and 0 after.
@@ -23,6 +26,7 @@ static void write_value(struct berth_buf *out, const struct berth_config_field *
                         const struct berth_config_node *node);
 static void write_map(struct berth_buf *out, const struct berth_config_field *field,
                       const struct berth_config_node *message);
+static void write_slots(struct berth_buf *out, const struct berth_model_spec *spec);
 static bool write_from_spec(struct berth_buf *out, const struct berth_model_spec *spec,
                             enum berth_instance_kind ran, const char *name);
 static void write_io(struct berth_buf *out, const struct berth_io *io, bool is_input);
@@ -49,6 +53,9 @@ char *berth_spec_config_json(const struct berth_model_spec *spec, enum berth_ins
         size_t start = out.length;
         if (!write_from_spec(&out, spec, ran, field->name)) {
             write_field(&out, field, spec->config, true);
+        }
+        if (strcmp(field->name, "parameters") == 0) {
+            write_slots(&out, spec);
         }
         if (out.length == start) { /* left out: so is its comma */
             out.length = before;
@@ -211,6 +218,20 @@ static void write_map(struct berth_buf *out, const struct berth_config_field *fi
         write_value(out, &field->message->fields[1], value);
     }
     berth_buf_puts(out, "}");
+}
+
+/* Into the map of parameters that was just written. */
+static void write_slots(struct berth_buf *out, const struct berth_model_spec *spec)
+{
+    const char *slots = berth_spec_parameter(spec, "slots", NULL);
+    bool was_batch_size = spec->batch_size_max == 0 &&
+                          berth_config_integer(spec->config, "max_batch_size") > 0 &&
+                          berth_config_parameter(spec, "slots") == NULL;
+    if (was_batch_size && slots != NULL && out->length > 0) {
+        out->length--; /* the map's brace */
+        berth_buf_printf(out, "%s\"slots\":{\"string_value\":\"%s\"}}",
+                         berth_config_find(spec->config, "parameters") == NULL ? "" : ",", slots);
+    }
 }
 
 /* What the spec knows better than the text; false: it is not such a field. */

@@ -18,6 +18,8 @@
 #include "base/mem.h"
 
 #define PLACE_BYTES 160
+#define LABEL_BYTES (PLACE_BYTES - 24)
+#define TEXT_BYTES 320
 #define NAMES_BYTES 160
 #define MAP_ENTRIES_MAX 4096 /* of all maps of one message */
 
@@ -41,6 +43,8 @@ static enum berth_code check_again(const struct berth_config_node *message,
 static enum berth_code shadow_entries(struct berth_config_node *message, size_t entry_count,
                                       const struct berth_config_source *source,
                                       struct berth_err *err);
+static void note(const struct berth_config_node *node, const struct berth_config_source *source,
+                 const char *text);
 static int compare_entries(const void *left, const void *right);
 static int compare_keys(const struct entry *left, const struct entry *right);
 static enum berth_code check_value(struct berth_config_node *node,
@@ -62,8 +66,8 @@ static enum berth_code check_enum(struct berth_config_node *node,
 static const char *const type_names[] = {
     [BERTH_CONFIG_STRING] = "a string in quotes",
     [BERTH_CONFIG_BOOL] = "true or false",
-    [BERTH_CONFIG_INT32] = "a whole number of 32 bits",
-    [BERTH_CONFIG_INT64] = "a whole number of 64 bits",
+    [BERTH_CONFIG_INT32] = "a whole number from -2147483648 to 2147483647",
+    [BERTH_CONFIG_INT64] = "a whole number from -9223372036854775808 to 9223372036854775807",
     [BERTH_CONFIG_UINT32] = "a whole number from 0 to 4294967295",
     [BERTH_CONFIG_UINT64] = "a whole number from 0 to 18446744073709551615",
     [BERTH_CONFIG_FLOAT] = "a number",
@@ -116,9 +120,58 @@ enum berth_code berth_config_fail(const struct berth_config_node *node,
     return berth_fail(err, BERTH_INVALID, "%s: %s", where, text);
 }
 
+void berth_config_note(const struct berth_config_node *node,
+                       const struct berth_config_source *source, const char *format, ...)
+{
+    char text[TEXT_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    note(node, source, text);
+}
+
+static void note(const struct berth_config_node *node, const struct berth_config_source *source,
+                 const char *text)
+{
+    char where[PLACE_BYTES];
+    if (!source->quiet) {
+        place(node, source, where);
+        berth_log_warn("repo", 0, "%s: %s", where, text);
+    }
+}
+
+void berth_config_warn(const struct berth_model_spec *spec, const struct berth_config_node *node,
+                       const char *format, ...)
+{
+    char text[TEXT_BYTES], label[LABEL_BYTES];
+    const struct berth_config_source source = {.label = label, .quiet = spec->quiet};
+    va_list args;
+    snprintf(label, sizeof(label),
+             node == NULL || node->line > 0 ? "%.100s/config.pbtxt" : "%.100s/config (given)",
+             spec->name);
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    note(node, &source, text);
+}
+
+enum berth_code berth_config_locate(const struct berth_model_spec *spec,
+                                    const struct berth_config_node *node, enum berth_code code,
+                                    struct berth_err *err)
+{
+    char text[sizeof(err->msg)];
+    if (code != BERTH_OK && err != NULL && node != NULL && node->line > 0) {
+        snprintf(text, sizeof(text), "%s", err->msg);
+        (void)berth_err_set(err, code, err->file, err->line, err->field,
+                            "%.100s/config.pbtxt:%u:%u: %s", spec->name, node->line, node->column,
+                            text);
+    }
+    return code;
+}
+
 void berth_config_check_parameters(const struct berth_model_spec *spec, const char *const *known)
 {
-    char label[PLACE_BYTES - 24], where[PLACE_BYTES];
     char names[NAMES_BYTES] = "";
     for (size_t i = 0; known[i] != NULL; i++) {
         size_t used = strlen(names);
@@ -128,25 +181,55 @@ void berth_config_check_parameters(const struct berth_model_spec *spec, const ch
         size_t used = strlen(names);
         snprintf(names + used, sizeof(names) - used, ")");
     }
-    for (const struct berth_config_node *entry =
-             spec->quiet ? NULL : berth_config_find(spec->config, "parameters");
+    for (const struct berth_config_node *entry = berth_config_find(spec->config, "parameters");
          entry != NULL; entry = berth_config_again(entry)) {
+        const struct berth_config_node *key = berth_config_find(entry, "key");
         const char *name = berth_config_string(entry, "key");
         size_t i = 0;
         while (known[i] != NULL && strcmp(known[i], name) != 0) {
             i++;
         }
         if (known[i] == NULL) {
-            const struct berth_config_node *key = berth_config_find(entry, "key");
-            struct berth_config_source source = {.label = label};
-            snprintf(label, sizeof(label),
-                     entry->line > 0 ? "%.100s/config.pbtxt" : "%.100s/config (given)",
-                     spec->name);
-            place(key == NULL ? entry : key, &source, where);
-            berth_log_warn("repo", 0, "%s: engine '%s' has no parameter '%.100s'; it is ignored%s",
-                           where, spec->engine, name, names);
+            berth_config_warn(spec, key == NULL ? entry : key,
+                              "engine '%s' has no parameter '%.100s'; it is ignored%s",
+                              spec->engine, name, names);
         }
     }
+}
+
+void berth_config_check_steps(const struct berth_model_spec *spec)
+{
+    static const char *const names[] = {"preferred_batch_size", "max_queue_delay_microseconds"};
+    const struct berth_config_node *dynamic = berth_config_find(spec->config, "dynamic_batching");
+    for (size_t i = 0; i < BERTH_COUNT_OF(names); i++) {
+        const struct berth_config_node *node = berth_config_find(dynamic, names[i]);
+        if (node != NULL && (i == 0 || node->value.unsigned_integer > 0)) {
+            berth_config_warn(spec, node, "'%s' has no effect: this model runs in steps",
+                              names[i]);
+        }
+    }
+}
+
+const struct berth_config_node *berth_config_parameter(const struct berth_model_spec *spec,
+                                                       const char *key)
+{
+    for (const struct berth_config_node *entry = berth_config_find(spec->config, "parameters");
+         entry != NULL; entry = berth_config_again(entry)) {
+        if (!entry->shadowed && strcmp(berth_config_string(entry, "key"), key) == 0) {
+            const struct berth_config_node *value =
+                berth_config_find(berth_config_find(entry, "value"), "string_value");
+            return value == NULL ? entry : value;
+        }
+    }
+    return NULL;
+}
+
+const struct berth_config_node *berth_config_engine(const struct berth_model_spec *spec)
+{
+    const struct berth_config_node *backend = berth_config_find(spec->config, "backend");
+    return backend != NULL && backend->text[0] != '\0'
+               ? backend
+               : berth_config_find(spec->config, "platform");
 }
 
 const struct berth_config_node *berth_config_find(const struct berth_config_node *message,
@@ -215,12 +298,8 @@ static enum berth_code check_message(struct berth_config_node *message,
             }
         }
         if (node->field == NULL) {
-            char where[PLACE_BYTES];
-            place(node, source, where);
-            if (!source->quiet) {
-                berth_log_warn("repo", 0, "%s: %s has no field '%s'; it is ignored", where,
-                               table->name, node->name);
-            }
+            berth_config_note(node, source, "%s has no field '%.200s'; it is ignored", table->name,
+                              node->name);
             continue;
         }
         if (node->field->label == BERTH_CONFIG_MAP && ++entries > MAP_ENTRIES_MAX) {
@@ -388,8 +467,8 @@ static enum berth_code check_integer(struct berth_config_node *node,
     }
     uint64_t limit = most[type] + (negative && is_signed ? 1 : 0);
     if ((negative && !is_signed && magnitude != 0) || magnitude > limit) {
-        return berth_config_fail(node, source, err, "'%s' is out of range: %s", node->name,
-                                 node->text);
+        return berth_config_fail(node, source, err, "'%s' is %.40s; it must be %s", node->name,
+                                 node->text, type_names[type]);
     }
     if (is_signed) {
         uint64_t bits = negative ? UINT64_C(0) - magnitude : magnitude;

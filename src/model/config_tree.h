@@ -100,11 +100,31 @@ enum berth_code berth_config_check(struct berth_config_node *root,
                                    struct berth_err *err) BERTH_MUST_USE;
 /* Warns of each parameter whose key is not in known (ended by NULL), unless the spec is quiet. */
 void berth_config_check_parameters(const struct berth_model_spec *spec, const char *const *known);
+/* Likewise, of a model that runs in steps, of what only gathers batches. */
+void berth_config_check_steps(const struct berth_model_spec *spec);
 /* INVALID: "label:line:column: text". */
 enum berth_code berth_config_fail(const struct berth_config_node *node,
                                   const struct berth_config_source *source, struct berth_err *err,
                                   const char *format, ...) BERTH_PRINTF(4, 5);
 
+/* A warning with the node's place, unless the source is quiet. */
+void berth_config_note(const struct berth_config_node *node,
+                       const struct berth_config_source *source, const char *format, ...)
+    BERTH_PRINTF(3, 4);
+/* The same once the file is read: of a spec, unless it is quiet. */
+void berth_config_warn(const struct berth_model_spec *spec, const struct berth_config_node *node,
+                       const char *format, ...) BERTH_PRINTF(3, 4);
+/* Puts the node's place before what err says, where there is one (in a config from JSON, and for
+ * node NULL, there is none). Returns code. */
+enum berth_code berth_config_locate(const struct berth_model_spec *spec,
+                                    const struct berth_config_node *node, enum berth_code code,
+                                    struct berth_err *err);
+
+/* The value of a parameter as written; NULL: the config does not have it. */
+const struct berth_config_node *berth_config_parameter(const struct berth_model_spec *spec,
+                                                       const char *key);
+/* What names the engine in the config; NULL: nothing does. */
+const struct berth_config_node *berth_config_engine(const struct berth_model_spec *spec);
 /* The first child of that name, or NULL; message may be NULL. With berth_config_again the next. */
 const struct berth_config_node *berth_config_find(const struct berth_config_node *message,
                                                   const char *name);

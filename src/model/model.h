@@ -19,6 +19,7 @@
 #include "request/request.h"
 
 #define BERTH_MODEL_NAME_MAX 255
+#define BERTH_INSTANCES_MAX 64 /* of one model on one device */
 
 /* One input or output. dims without the batch; -1 means variable. */
 struct berth_io {
@@ -152,8 +153,8 @@ bool berth_spec_names_kind(const struct berth_model_spec *spec, enum berth_insta
 /* Whether it may run on a GPU. A config that names no kind leaves the choice to us, as AUTO does.
  */
 bool berth_spec_suits_gpu(const struct berth_model_spec *spec);
-/* How many instances on a GPU, or on the CPU: the sum over groups of that kind and of KIND_AUTO,
- * `fallback` where none says a count. */
+/* How many instances on a GPU, or on the CPU: the sum over groups of that kind and of KIND_AUTO, at
+ * most BERTH_INSTANCES_MAX; `fallback` where none says a count. */
 uint32_t berth_spec_instances(const struct berth_model_spec *spec, bool gpu, uint32_t fallback);
 
 /* States of a model on a device (src/residency/README.md). */

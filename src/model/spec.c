@@ -88,7 +88,7 @@ uint32_t berth_spec_instances(const struct berth_model_spec *spec, bool gpu, uin
     if (count == 0) {
         return fallback;
     }
-    return count < UINT32_MAX ? (uint32_t)count : UINT32_MAX;
+    return count < BERTH_INSTANCES_MAX ? (uint32_t)count : BERTH_INSTANCES_MAX;
 }
 
 static const struct berth_io *find_io(const struct berth_io *items, size_t count, const char *name)

@@ -2,7 +2,8 @@
  *
  * Both forms become the same tree, are checked against the same table (model/config_schema.c), and
  * are read into the spec by the functions below, one for each part of it. What cannot be is an
- * error at its place; numbers have limits, since a config may come from a client.
+ * error at its place; numbers have limits, since a config may come from a client. Where Triton has
+ * no such limit (batch size, instances) the most that there can be is taken, with a warning.
  */
 #include "repo/model_config.h"
 
@@ -17,7 +18,6 @@
 #include "repo/pbtxt.h"
 
 #define BATCH_SIZE_MAX 65536
-#define INSTANCES_MAX 1024
 #define WARMUP_RUNS_MAX 10000
 #define IOS_MAX 256
 
@@ -64,6 +64,9 @@ static enum berth_code map_priorities(struct mapping *mapping,
                                       const struct berth_config_node *node);
 static void map_queue_policy(const struct berth_config_node *node, struct berth_queue_policy *out);
 static enum berth_code map_groups(struct mapping *mapping, const struct berth_config_node *root);
+static enum berth_code map_group(struct mapping *mapping, const struct berth_config_node *node,
+                                 struct berth_instance_group *group);
+static void bound_instances(struct mapping *mapping, const struct berth_config_node *root);
 static enum berth_code map_parameters(struct mapping *mapping,
                                       const struct berth_config_node *root);
 static enum berth_code map_warmups(struct mapping *mapping, const struct berth_config_node *root);
@@ -73,6 +76,12 @@ static enum berth_code map_warmup_input(struct mapping *mapping,
                                         const struct berth_config_node *entry,
                                         struct berth_warmup_input *input);
 static enum berth_code map_file(struct mapping *mapping, const struct berth_config_node *node);
+static uint64_t most_of(struct mapping *mapping, const struct berth_config_node *node,
+                        uint64_t most);
+static enum berth_code out_of_range(struct mapping *mapping, const struct berth_config_node *node,
+                                    uint64_t least, uint64_t most);
+static enum berth_code unsupported(struct mapping *mapping, const struct berth_config_node *node,
+                                   const char *what);
 static void *make(struct mapping *mapping, size_t count, size_t bytes);
 static enum berth_code no_memory(struct mapping *mapping);
 
@@ -357,11 +366,10 @@ static enum berth_code map_batch_size(struct mapping *mapping,
     if (node == NULL) {
         return BERTH_OK;
     }
-    if (node->value.integer < 0 || node->value.integer > BATCH_SIZE_MAX) {
-        return berth_config_fail(node, &mapping->source, mapping->err,
-                                 "'max_batch_size' must be 0 to %d", BATCH_SIZE_MAX);
+    if (node->value.integer < 0) {
+        return out_of_range(mapping, node, 0, BATCH_SIZE_MAX);
     }
-    mapping->spec->batch_size_max = (uint64_t)node->value.integer;
+    mapping->spec->batch_size_max = most_of(mapping, node, BATCH_SIZE_MAX);
     mapping->spec->batch_size_set = true;
     return BERTH_OK;
 }
@@ -456,14 +464,15 @@ static enum berth_code map_scheduling(struct mapping *mapping,
 {
     struct berth_model_spec *spec = mapping->spec;
     const struct berth_config_node *dynamic = berth_config_find(root, "dynamic_batching");
-    if (berth_config_find(root, "ensemble_scheduling") != NULL ||
-        strcmp(spec->platform, "ensemble") == 0) {
-        return berth_fail(mapping->err, BERTH_UNSUPPORTED,
-                          "it is an ensemble (ensemble_scheduling), which is not supported yet");
+    const struct berth_config_node *ensemble = berth_config_find(root, "ensemble_scheduling");
+    const struct berth_config_node *sequence = berth_config_find(root, "sequence_batching");
+    if (ensemble != NULL || strcmp(spec->platform, "ensemble") == 0) {
+        return unsupported(mapping,
+                           ensemble != NULL ? ensemble : berth_config_find(root, "platform"),
+                           "it is an ensemble (ensemble_scheduling)");
     }
-    if (berth_config_find(root, "sequence_batching") != NULL) {
-        return berth_fail(mapping->err, BERTH_UNSUPPORTED,
-                          "it uses sequence_batching, which is not supported yet");
+    if (sequence != NULL) {
+        return unsupported(mapping, sequence, "it uses sequence_batching");
     }
     if (dynamic == NULL) {
         return BERTH_OK;
@@ -481,9 +490,10 @@ static enum berth_code map_dynamic(struct mapping *mapping, const struct berth_c
     for (const struct berth_config_node *size = berth_config_find(node, "preferred_batch_size");
          size != NULL; size = berth_config_again(size)) {
         if (size->value.integer < 1 || size->value.integer > most) {
-            return berth_config_fail(size, &mapping->source, mapping->err,
-                                     "'preferred_batch_size' must be 1 to max_batch_size (%lld)",
-                                     (long long)most);
+            return berth_config_fail(
+                size, &mapping->source, mapping->err,
+                "'preferred_batch_size' is %lld; it takes 1 to max_batch_size (%lld)",
+                (long long)size->value.integer, (long long)most);
         }
         if (out->preferred_count == BERTH_PREFERRED_MAX) {
             return berth_config_fail(size, &mapping->source, mapping->err,
@@ -506,14 +516,15 @@ static enum berth_code map_priorities(struct mapping *mapping,
     out->priority_levels = berth_config_unsigned(node, "priority_levels");
     out->priority_level_default = berth_config_unsigned(node, "default_priority_level");
     if (out->priority_levels > BERTH_PRIORITY_MAX) {
-        return berth_config_fail(levels, &mapping->source, mapping->err,
-                                 "at most %d priority levels", BERTH_PRIORITY_MAX);
+        return out_of_range(mapping, levels, 0, BERTH_PRIORITY_MAX);
     }
     if (out->priority_levels > 0 && (out->priority_level_default < 1 ||
                                      out->priority_level_default > out->priority_levels)) {
-        return berth_config_fail(level == NULL ? levels : level, &mapping->source, mapping->err,
-                                 "'default_priority_level' must be 1 to priority_levels (%llu)",
-                                 (unsigned long long)out->priority_levels);
+        return berth_config_fail(
+            level == NULL ? levels : level, &mapping->source, mapping->err,
+            "'default_priority_level' is %llu; it takes 1 to priority_levels (%llu)",
+            (unsigned long long)out->priority_level_default,
+            (unsigned long long)out->priority_levels);
     }
     for (size_t i = 0; i < BERTH_PRIORITY_MAX; i++) {
         out->policies[i] = out->policy_default;
@@ -523,7 +534,8 @@ static enum berth_code map_priorities(struct mapping *mapping,
         uint64_t key = berth_config_unsigned(entry, "key");
         if (key < 1 || key > out->priority_levels) {
             return berth_config_fail(entry, &mapping->source, mapping->err,
-                                     "a policy's key must be 1 to priority_levels (%llu)",
+                                     "a policy's key is %llu; it takes 1 to priority_levels (%llu)",
+                                     (unsigned long long)key,
                                      (unsigned long long)out->priority_levels);
         }
         map_queue_policy(berth_config_find(entry, "value"), &out->policies[key - 1]);
@@ -544,8 +556,6 @@ static void map_queue_policy(const struct berth_config_node *node, struct berth_
 
 static enum berth_code map_groups(struct mapping *mapping, const struct berth_config_node *root)
 {
-    static const enum berth_instance_kind kinds[] = {BERTH_KIND_AUTO, BERTH_KIND_GPU,
-                                                     BERTH_KIND_CPU, BERTH_KIND_MODEL};
     struct berth_model_spec *spec = mapping->spec;
     size_t count = berth_config_count(root, "instance_group");
     struct berth_instance_group *groups = make(mapping, count + 1, sizeof(*groups));
@@ -554,32 +564,68 @@ static enum berth_code map_groups(struct mapping *mapping, const struct berth_co
     }
     for (const struct berth_config_node *node = berth_config_find(root, "instance_group");
          node != NULL; node = berth_config_again(node)) {
-        struct berth_instance_group *group = &groups[spec->group_count++];
-        int64_t instances = berth_config_integer(node, "count");
-        size_t gpu_count = berth_config_count(node, "gpus");
-        int32_t *gpus = make(mapping, gpu_count + 1, sizeof(*gpus));
-        if (gpus == NULL) {
-            return no_memory(mapping);
-        }
-        if (instances < 0 || instances > INSTANCES_MAX) {
-            return berth_config_fail(berth_config_find(node, "count"), &mapping->source,
-                                     mapping->err, "'count' must be 1 to %d", INSTANCES_MAX);
-        }
-        group->name = berth_config_string(node, "name");
-        group->kind = kinds[berth_config_integer(node, "kind")];
-        group->count = (uint32_t)instances;
-        group->gpus = gpus;
-        for (const struct berth_config_node *gpu = berth_config_find(node, "gpus"); gpu != NULL;
-             gpu = berth_config_again(gpu)) {
-            gpus[group->gpu_count++] = (int32_t)gpu->value.integer;
-        }
-        if (gpu_count > 0 && (group->kind == BERTH_KIND_CPU || group->kind == BERTH_KIND_MODEL)) {
-            return berth_config_fail(berth_config_find(node, "gpus"), &mapping->source,
-                                     mapping->err, "'gpus' is for KIND_GPU and KIND_AUTO only");
-        }
+        BERTH_TRY(map_group(mapping, node, &groups[spec->group_count]));
+        spec->group_count++;
     }
     spec->groups = groups;
+    bound_instances(mapping, root);
     return BERTH_OK;
+}
+
+static enum berth_code map_group(struct mapping *mapping, const struct berth_config_node *node,
+                                 struct berth_instance_group *group)
+{
+    static const enum berth_instance_kind kinds[] = {BERTH_KIND_AUTO, BERTH_KIND_GPU,
+                                                     BERTH_KIND_CPU, BERTH_KIND_MODEL};
+    const struct berth_config_node *count = berth_config_find(node, "count");
+    int32_t *gpus = make(mapping, berth_config_count(node, "gpus") + 1, sizeof(*gpus));
+    bool told = false;
+    if (gpus == NULL) {
+        return no_memory(mapping);
+    }
+    if (count != NULL && count->value.integer < 0) {
+        return out_of_range(mapping, count, 0, BERTH_INSTANCES_MAX);
+    }
+    group->name = berth_config_string(node, "name");
+    group->kind = kinds[berth_config_integer(node, "kind")];
+    group->count = (uint32_t)berth_config_integer(node, "count");
+    group->gpus = gpus;
+    for (const struct berth_config_node *gpu = berth_config_find(node, "gpus"); gpu != NULL;
+         gpu = berth_config_again(gpu)) {
+        if (group->kind == BERTH_KIND_CPU || group->kind == BERTH_KIND_MODEL) {
+            return berth_config_fail(gpu, &mapping->source, mapping->err,
+                                     "'gpus' is for KIND_GPU and KIND_AUTO only");
+        }
+        gpus[group->gpu_count++] = (int32_t)gpu->value.integer;
+        if (gpu->value.integer != 0 && !told) {
+            berth_config_note(gpu, &mapping->source,
+                              "'gpus' lists %lld, which has no effect: of GPUs cuda:0 alone serves "
+                              "(CUDA_VISIBLE_DEVICES says which card that is)",
+                              (long long)gpu->value.integer);
+            told = true;
+        }
+    }
+    return BERTH_OK;
+}
+
+/* Together, on a CPU and on a GPU, groups have what a model can have there. */
+static void bound_instances(struct mapping *mapping, const struct berth_config_node *root)
+{
+    uint64_t taken[2] = {0, 0}; /* on a CPU, on a GPU */
+    const struct berth_config_node *node = berth_config_find(root, "instance_group");
+    for (size_t i = 0; i < mapping->spec->group_count; i++, node = berth_config_again(node)) {
+        struct berth_instance_group *group = &mapping->spec->groups[i];
+        bool is_cpu = group->kind == BERTH_KIND_CPU || group->kind == BERTH_KIND_AUTO;
+        bool is_gpu = group->kind == BERTH_KIND_GPU || group->kind == BERTH_KIND_AUTO;
+        uint64_t before = is_cpu ? taken[0] : 0;
+        before = is_gpu && taken[1] > before ? taken[1] : before;
+        if (group->count > BERTH_INSTANCES_MAX - before) {
+            group->count = (uint32_t)most_of(mapping, berth_config_find(node, "count"),
+                                             BERTH_INSTANCES_MAX - before);
+        }
+        taken[0] += is_cpu ? group->count : 0;
+        taken[1] += is_gpu ? group->count : 0;
+    }
 }
 
 static enum berth_code map_parameters(struct mapping *mapping,
@@ -623,16 +669,16 @@ static enum berth_code map_warmup(struct mapping *mapping, const struct berth_co
                                   struct berth_warmup *warmup)
 {
     const struct berth_config_node *size = berth_config_find(node, "batch_size");
+    const struct berth_config_node *count = berth_config_find(node, "count");
     uint64_t rows = berth_config_unsigned(node, "batch_size");
     uint64_t runs = berth_config_unsigned(node, "count");
     uint64_t most = mapping->spec->batch_size_max == 0 ? 1 : mapping->spec->batch_size_max;
-    if (mapping->spec->batch_size_set && rows > most) {
-        return berth_config_fail(size, &mapping->source, mapping->err,
-                                 "'batch_size' of a warm-up must be 1 to %llu",
-                                 (unsigned long long)most);
+    most = mapping->spec->batch_size_set ? most : BATCH_SIZE_MAX;
+    if (rows > most) {
+        return out_of_range(mapping, size, 1, most);
     }
-    if (rows > BATCH_SIZE_MAX || runs > WARMUP_RUNS_MAX) {
-        return berth_config_fail(node, &mapping->source, mapping->err, "that is too much warm-up");
+    if (runs > WARMUP_RUNS_MAX) {
+        return out_of_range(mapping, count, 1, WARMUP_RUNS_MAX);
     }
     warmup->name = berth_config_string(node, "name");
     warmup->batch_size = rows == 0 ? 1 : (uint32_t)rows;
@@ -699,6 +745,38 @@ static enum berth_code map_file(struct mapping *mapping, const struct berth_conf
                                  "'%s' must name a file inside the model's folder", node->name);
     }
     return BERTH_OK;
+}
+
+/* The number that node says, or the most there can be. */
+static uint64_t most_of(struct mapping *mapping, const struct berth_config_node *node,
+                        uint64_t most)
+{
+    uint64_t value = (uint64_t)node->value.integer;
+    if (value <= most) {
+        return value;
+    }
+    berth_config_note(node, &mapping->source, "'%s' is %.40s; %llu is taken, the most there can be",
+                      node->name, node->text, (unsigned long long)most);
+    return most;
+}
+
+static enum berth_code out_of_range(struct mapping *mapping, const struct berth_config_node *node,
+                                    uint64_t least, uint64_t most)
+{
+    return berth_config_fail(node, &mapping->source, mapping->err,
+                             "'%s' is %.40s; it takes %llu to %llu", node->name, node->text,
+                             (unsigned long long)least, (unsigned long long)most);
+}
+
+static enum berth_code unsupported(struct mapping *mapping, const struct berth_config_node *node,
+                                   const char *what)
+{
+    (void)berth_config_fail(node, &mapping->source, mapping->err, "%s, which is not supported yet",
+                            what);
+    if (mapping->err != NULL) {
+        mapping->err->code = BERTH_UNSUPPORTED;
+    }
+    return BERTH_UNSUPPORTED;
 }
 
 static void *make(struct mapping *mapping, size_t count, size_t bytes)

@@ -77,6 +77,8 @@ static enum berth_code model_read(struct reading *reading, struct berth_err *err
 static enum berth_code paths_make(struct reading *reading, struct berth_err *err);
 static enum berth_code config_load(struct reading *reading, struct berth_err *err);
 static enum berth_code versions_list(struct reading *reading, struct berth_err *err);
+static enum berth_code refuse_bare(const struct reading *reading, struct berth_err *err);
+static enum berth_code refuse_nemo(const char *file, struct berth_err *err);
 static enum berth_code versions_serve(struct reading *reading, struct berth_err *err);
 static bool version_served(const struct reading *reading, const struct berth_version_policy *policy,
                            size_t index);
@@ -86,6 +88,9 @@ static enum berth_code spec_read(struct reading *reading, uint64_t version,
 static enum berth_code spec_complete(const struct reading *reading, struct berth_model_spec *spec,
                                      struct berth_err *err);
 static enum berth_code backend_guess(struct berth_model_spec *spec, struct berth_err *err);
+static bool find_nemo(const char *folder, char out[BERTH_MODEL_NAME_MAX + 1]);
+static bool has_file(const char *folder, const char *name);
+static void warn_of_a_model(const char *path);
 static enum berth_code model_kind_read(struct berth_model_spec *spec, const char **out,
                                        struct berth_err *err);
 static const char *kind_of(const json_t *json);
@@ -120,6 +125,7 @@ enum berth_code berth_repo_open(const char *path, struct berth_repo **out, struc
         code = berth_fail(err, BERTH_UNAVAILABLE, "cannot start the repository's thread");
         goto out;
     }
+    warn_of_a_model(repo->path);
     *out = repo;
     repo = NULL;
 out:
@@ -435,6 +441,26 @@ static enum berth_code versions_list(struct reading *reading, struct berth_err *
     return code;
 }
 
+static enum berth_code refuse_bare(const struct reading *reading, struct berth_err *err)
+{
+    char nemo[BERTH_MODEL_NAME_MAX + 1];
+    if (find_nemo(reading->folder, nemo)) {
+        return refuse_nemo(nemo, err);
+    }
+    return berth_fail(err, BERTH_INVALID,
+                      "it has no version folder (such as %.100s/1), nor a config.json of Hugging "
+                      "Face's layout",
+                      reading->name);
+}
+
+static enum berth_code refuse_nemo(const char *file, struct berth_err *err)
+{
+    return berth_fail(err, BERTH_INVALID,
+                      "%.100s is no file that berth reads: turn it into a folder with "
+                      "tools/nemo_to_hf.py",
+                      file);
+}
+
 static enum berth_code versions_serve(struct reading *reading, struct berth_err *err)
 {
     struct berth_version_policy policy;
@@ -446,8 +472,7 @@ static enum berth_code versions_serve(struct reading *reading, struct berth_err 
     bool needs_files = strcmp(spec->engine, "null") != 0;
     if (no_files && needs_files) {
         berth_spec_release(spec);
-        return berth_fail(err, BERTH_INVALID, "it has no version folder (such as %s/1)",
-                          reading->name);
+        return refuse_bare(reading, err);
     }
     enum berth_code code = BERTH_OK;
     size_t count = reading->version_count == 0 ? 1 : reading->version_count;
@@ -556,6 +581,11 @@ static enum berth_code spec_complete(const struct reading *reading, struct berth
     if (spec->engine[0] == '\0') {
         BERTH_TRY(backend_guess(spec, err));
     }
+    char nemo[BERTH_MODEL_NAME_MAX + 1];
+    if (strcmp(spec->engine, "parakeet") == 0 && !has_file(spec->folder_version, "config.json") &&
+        find_nemo(spec->folder_version, nemo)) {
+        return refuse_nemo(nemo, err);
+    }
     files_walk(spec->folder_version, 0, &files);
     uint64_t hash = hash_bytes(HASH_START, &files, sizeof(files));
     if (json != NULL) {
@@ -587,6 +617,10 @@ static enum berth_code backend_guess(struct berth_model_spec *spec, struct berth
         BERTH_TRY(model_kind_read(spec, &spec->backend, err));
     }
     spec->engine = berth_model_config_engine(spec->backend, spec->platform);
+    char nemo[BERTH_MODEL_NAME_MAX + 1];
+    if (spec->engine[0] == '\0' && find_nemo(spec->folder_version, nemo)) {
+        return refuse_nemo(nemo, err);
+    }
     if (spec->engine[0] == '\0') {
         return berth_fail(err, BERTH_INVALID,
                           "what runs it cannot be told: no backend or platform in its config, no "
@@ -594,6 +628,44 @@ static enum berth_code backend_guess(struct berth_model_spec *spec, struct berth
                           "are known");
     }
     return BERTH_OK;
+}
+
+/* The first file NAME.nemo there; false: there is none. */
+static bool find_nemo(const char *folder, char out[BERTH_MODEL_NAME_MAX + 1])
+{
+    DIR *entries = opendir(folder);
+    out[0] = '\0';
+    for (struct dirent *entry = entries == NULL ? NULL : readdir(entries);
+         entry != NULL && out[0] == '\0'; entry = readdir(entries)) {
+        size_t length = strlen(entry->d_name);
+        if (length > 5 && length <= BERTH_MODEL_NAME_MAX && entry->d_name[0] != '.' &&
+            strcmp(entry->d_name + length - 5, ".nemo") == 0 &&
+            berth_utf8_valid_length(entry->d_name, length) == length) {
+            memcpy(out, entry->d_name, length + 1);
+        }
+    }
+    if (entries != NULL) {
+        closedir(entries);
+    }
+    return out[0] != '\0';
+}
+
+/* A model's own folder given for the repository is the likeliest mistake: it then is empty, or its
+ * versions are models named "1" without versions. */
+static void warn_of_a_model(const char *path)
+{
+    bool is_version = has_file(path, "1") && !has_file(path, "1/1") &&
+                      !has_file(path, "1/config.pbtxt");
+    const char *mark = has_file(path, CONFIG_FILE)     ? "a " CONFIG_FILE
+                       : has_file(path, "config.json") ? "a config.json"
+                       : is_version                    ? "a version folder, 1"
+                                                       : NULL;
+    if (mark != NULL) {
+        berth_log_warn("repo", 0,
+                       "%s has %s: it looks like a model, and a repository is a folder of such "
+                       "folders; give its parent",
+                       path, mark);
+    }
 }
 
 /* What a Hugging Face config says that the model is; "" where it does not. */

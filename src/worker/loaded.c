@@ -10,6 +10,7 @@
 #include "worker/worker.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "base/mem.h"
 #include "engine/span.h"
@@ -33,6 +34,7 @@ struct berth_loaded {
 
 static enum berth_code load_stages(struct berth_loaded *loaded, struct berth_slabs *slabs,
                                    struct berth_worker_msg *msg, struct berth_err *err);
+static enum berth_code refuse_engine(const struct berth_model_spec *spec, struct berth_err *err);
 static enum berth_code check_wanted(const struct berth_worker_msg *msg, struct berth_err *err);
 static enum berth_code load_weights(struct berth_loaded *loaded, struct berth_err *err);
 static uint64_t bytes_held(const struct berth_loaded *loaded);
@@ -53,9 +55,7 @@ enum berth_code berth_loaded_describe(const struct berth_engine_ops *engine,
                                       struct berth_model_spec *spec, struct berth_err *err)
 {
     if (engine == NULL) {
-        return berth_fail(err, BERTH_UNSUPPORTED,
-                          "it needs engine '%s', which this build does not have",
-                          spec->engine == NULL ? "" : spec->engine);
+        return refuse_engine(spec, err);
     }
     if (spec->completed) {
         return BERTH_OK;
@@ -64,8 +64,27 @@ enum berth_code berth_loaded_describe(const struct berth_engine_ops *engine,
     if (engine->parameters != NULL) {
         berth_config_check_parameters(spec, engine->parameters);
     }
+    if (spec->run_mode == BERTH_RUN_STEPS) {
+        berth_config_check_steps(spec);
+    }
     spec->completed = true;
     return BERTH_OK;
+}
+
+/* Where the config names none, it was config.json that did, or a model.onnx. */
+static enum berth_code refuse_engine(const struct berth_model_spec *spec, struct berth_err *err)
+{
+    char names[100] = "";
+    size_t used = 0;
+    for (size_t i = 0; berth_engine_name(i) != NULL && used < sizeof(names); i++) {
+        int more = snprintf(names + used, sizeof(names) - used, "%s%s", i == 0 ? "" : ", ",
+                            berth_engine_name(i));
+        used += more < 0 ? 0 : (size_t)more;
+    }
+    (void)berth_fail(err, BERTH_UNSUPPORTED,
+                     "it needs engine '%.64s', which this build does not have (it has %s)",
+                     spec->engine == NULL ? "" : spec->engine, names);
+    return berth_config_locate(spec, berth_config_engine(spec), BERTH_UNSUPPORTED, err);
 }
 
 enum berth_code berth_loaded_create(const struct berth_engine_ops *engine,

@@ -4,8 +4,6 @@
 #include <stddef.h>
 #include <string.h>
 
-#define INSTANCES_MAX 64
-
 void berth_worker_send(struct berth_worker *worker, struct berth_worker_msg *msg)
 {
     msg->worker = worker;
@@ -86,5 +84,5 @@ uint32_t berth_worker_instances(const struct berth_worker *worker,
     }
     fallback = fallback == 0 ? 1 : fallback;
     uint32_t count = berth_spec_instances(spec, berth_worker_is_gpu(worker), fallback);
-    return count == 0 ? 1 : count > INSTANCES_MAX ? INSTANCES_MAX : count;
+    return count == 0 ? 1 : count;
 }

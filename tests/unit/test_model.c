@@ -85,7 +85,7 @@ static void instances(void **state)
     assert_int_equal(berth_spec_instances(spec, true, 5), 9);
     assert_true(berth_spec_names_kind(spec, BERTH_KIND_AUTO));
     spec->group_count = 4;
-    assert_int_equal(berth_spec_instances(spec, false, 5), UINT32_MAX);
+    assert_int_equal(berth_spec_instances(spec, false, 5), BERTH_INSTANCES_MAX);
     spec->group_count = 1;
     assert_int_equal(berth_spec_instances(spec, true, 5), 5);
     assert_false(berth_spec_suits_gpu(spec));

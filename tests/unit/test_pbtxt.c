@@ -202,10 +202,12 @@ static void says_what_a_config_has_wrong(void **state)
         {"\n  max_batch_size: 'x'", BERTH_INVALID, ":2:3: 'max_batch_size' must be a whole number"},
         {"max_batch_size: 1.5", BERTH_INVALID, "must be a whole number"},
         {"max_batch_size: 09", BERTH_INVALID, "must be a whole number"},
-        {"max_batch_size: 2147483648", BERTH_INVALID, "out of range: 2147483648"},
-        {"max_batch_size: -2147483649", BERTH_INVALID, "out of range"},
+        {"max_batch_size: 2147483648", BERTH_INVALID,
+         "'max_batch_size' is 2147483648; it must be a whole number from -2147483648 to "
+         "2147483647"},
+        {"max_batch_size: -2147483649", BERTH_INVALID, "'max_batch_size' is -2147483649; it must"},
         {"max_batch_size: 99999999999999999999", BERTH_INVALID, "must be a whole number"},
-        {"max_batch_size: -1", BERTH_INVALID, "must be 0 to 65536"},
+        {"max_batch_size: -1", BERTH_INVALID, ":1:1: 'max_batch_size' is -1; it takes 0 to 65536"},
         {"max_batch_size { }", BERTH_INVALID, "must be a whole number"},
         {"input: 5", BERTH_INVALID, "'input' must be fields in braces"},
         {"input { dims: 1 data_type: TYPE_FP32 }", BERTH_INVALID, "'input' has no name"},
@@ -231,27 +233,34 @@ static void says_what_a_config_has_wrong(void **state)
         {"version_policy { latest { } all { } }", BERTH_INVALID, "'all' excludes 'latest'"},
         {"version_policy { specific { versions: 0 } }", BERTH_INVALID, "a version is a number"},
         {"version_policy { specific { } }", BERTH_INVALID, "must list 1 to"},
-        {"sequence_batching { }", BERTH_UNSUPPORTED, "sequence_batching, which is not supported"},
+        {"sequence_batching { }", BERTH_UNSUPPORTED,
+         ":1:1: it uses sequence_batching, which is not supported"},
         {"platform: 'ensemble' ensemble_scheduling { step { model_name: 'a' model_version: -1 } }",
-         BERTH_UNSUPPORTED, "is an ensemble (ensemble_scheduling)"},
+         BERTH_UNSUPPORTED, ":1:22: it is an ensemble (ensemble_scheduling)"},
+        {"name: 'm' platform: 'ensemble'", BERTH_UNSUPPORTED, ":1:11: it is an ensemble"},
         {"max_batch_size: 4 dynamic_batching { preferred_batch_size: [2, 8] }", BERTH_INVALID,
-         "'preferred_batch_size' must be 1 to max_batch_size (4)"},
+         ":1:64: 'preferred_batch_size' is 8; it takes 1 to max_batch_size (4)"},
         {"dynamic_batching { priority_levels: 2 }", BERTH_INVALID,
-         "'default_priority_level' must be 1 to priority_levels (2)"},
+         ":1:20: 'default_priority_level' is 0; it takes 1 to priority_levels (2)"},
         {"dynamic_batching { priority_levels: 65 default_priority_level: 1 }", BERTH_INVALID,
-         "at most 64 priority levels"},
+         "'priority_levels' is 65; it takes 0 to 64"},
         {"dynamic_batching { priority_levels: 1 default_priority_level: 1\n"
          "priority_queue_policy { key: 2 value { } } }",
-         BERTH_INVALID, ":2:1: a policy's key must be 1 to"},
-        {"dynamic_batching { max_queue_delay_microseconds: -1 }", BERTH_INVALID, "out of range"},
-        {"instance_group { count: -1 }", BERTH_INVALID, "'count' must be 1 to 1024"},
+         BERTH_INVALID, ":2:1: a policy's key is 2; it takes 1 to"},
+        {"dynamic_batching { max_queue_delay_microseconds: -1 }", BERTH_INVALID,
+         "is -1; it must be a whole number from 0 to 18446744073709551615"},
+        {"instance_group { count: -1 }", BERTH_INVALID, "'count' is -1; it takes 0 to 64"},
         {"instance_group { kind: KIND_CPU gpus: 0 }", BERTH_INVALID, "'gpus' is for KIND_GPU"},
         {"default_model_filename: '../../etc/passwd'", BERTH_INVALID, "inside the model's folder"},
         {"default_model_filename: '/etc/passwd'", BERTH_INVALID, "inside the model's folder"},
         {"default_model_filename: 'a/..'", BERTH_INVALID, "inside the model's folder"},
         {"output { name: 'y' data_type: TYPE_FP32 dims: 1 label_filename: '../x' }", BERTH_INVALID,
          "inside the model's folder"},
-        {"max_batch_size: 2 model_warmup { batch_size: 3 }", BERTH_INVALID, "must be 1 to 2"},
+        {"max_batch_size: 2 model_warmup { batch_size: 3 }", BERTH_INVALID,
+         ":1:34: 'batch_size' is 3; it takes 1 to 2"},
+        {"model_warmup { batch_size: 65537 }", BERTH_INVALID, "is 65537; it takes 1 to 65536"},
+        {"model_warmup { count: 10001 }", BERTH_INVALID,
+         ":1:16: 'count' is 10001; it takes 1 to 10000"},
         {"model_warmup { inputs { key: 'x' value { dims: 1 } } }", BERTH_INVALID,
          "the warm-up's input 'x' has no data_type"},
         {"model_warmup { inputs { key: 'x' value { data_type: TYPE_FP32 dims: -1 } } }",
@@ -272,6 +281,79 @@ static void says_what_a_config_has_wrong(void **state)
             fail_msg("case %zu: %s '%s' lacks '%s'", i, berth_code_name(code), err.msg,
                      cases[i].message);
         }
+    }
+}
+
+/* Triton has no such limits: the most there can be is taken. */
+static void takes_the_most_there_can_be(void **state)
+{
+    static const struct {
+        const char *text;
+        uint64_t batch_size, cpu, gpu; /* instances; 0: the config says none */
+    } cases[] = {
+        {"max_batch_size: 65536 instance_group { count: 64 }", 65536, 64, 64},
+        {"max_batch_size: 65537 instance_group { count: 65 }", 65536, 64, 64},
+        {"max_batch_size: 2147483647 instance_group { count: 2147483647 }", 65536, 64, 64},
+        {"instance_group [ { count: 60 kind: KIND_CPU }, { count: 5 kind: KIND_CPU },"
+         " { count: 1 kind: KIND_CPU }, { count: 64 kind: KIND_GPU }, { count: 1 } ]", 0, 64, 64},
+        {"instance_group [ { count: 63 kind: KIND_GPU }, { count: 2 }, { count: 9 kind: KIND_CPU },"
+         " { count: 99 kind: KIND_MODEL } ]", 0, 10, 64},
+        {"instance_group { count: 0 }", 0, 0, 0},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        struct berth_version_policy policy;
+        struct berth_model_spec *spec = NULL;
+        assert_int_equal(read_config(cases[i].text, false, &spec, &policy, &err), BERTH_OK);
+        assert_int_equal(spec->batch_size_max, cases[i].batch_size);
+        assert_int_equal(berth_spec_instances(spec, false, 0), cases[i].cpu);
+        assert_int_equal(berth_spec_instances(spec, true, 0), cases[i].gpu);
+        uint64_t sums[2] = {0, 0}; /* as they stand, not as berth_spec_instances bounds them */
+        for (size_t g = 0; g < spec->group_count; g++) {
+            enum berth_instance_kind kind = spec->groups[g].kind;
+            uint64_t count = kind == BERTH_KIND_MODEL ? 0 : spec->groups[g].count;
+            sums[0] += kind == BERTH_KIND_GPU ? 0 : count;
+            sums[1] += kind == BERTH_KIND_CPU ? 0 : count;
+        }
+        assert_int_equal(sums[0], cases[i].cpu);
+        assert_int_equal(sums[1], cases[i].gpu);
+        berth_spec_release(spec);
+    }
+}
+
+/* What is found wrong after the reading gets its place; what has none stays as it is. */
+static void locates_what_is_found_later(void **state)
+{
+    static const struct {
+        const char *text;
+        bool json;
+        const char *key, *message;
+    } cases[] = {
+        {"parameters { key: 'k'\n  value { string_value: 'v' } }", false, "k",
+         "m/config.pbtxt:2:11: why"},
+        {"parameters { key: 'k' }", false, "k", "m/config.pbtxt:1:1: why"},
+        {"parameters { key: 'k' }\nparameters { key: 'k' }", false, "k", "m/config.pbtxt:2:1: why"},
+        {"parameters { key: 'k' }", false, "l", "why"},
+        {"{\"parameters\": {\"k\": {\"string_value\": \"v\"}}}", true, "k", "why"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        struct berth_version_policy policy;
+        struct berth_model_spec *spec = NULL;
+        assert_int_equal(read_config(cases[i].text, cases[i].json, &spec, &policy, &err), BERTH_OK);
+        (void)berth_fail_field(&err, BERTH_UNSUPPORTED, "audio", "why");
+        const struct berth_config_node *node = berth_config_parameter(spec, cases[i].key);
+        assert_int_equal(berth_config_locate(spec, node, BERTH_UNSUPPORTED, &err),
+                         BERTH_UNSUPPORTED);
+        assert_string_equal(err.msg, cases[i].message);
+        assert_string_equal(err.field, "audio");
+        assert_int_equal(err.code, BERTH_UNSUPPORTED);
+        assert_int_equal(berth_config_locate(spec, node, BERTH_INVALID, NULL), BERTH_INVALID);
+        assert_int_equal(berth_config_locate(spec, node, BERTH_OK, &err), BERTH_OK);
+        assert_string_equal(err.msg, cases[i].message);
+        berth_spec_release(spec);
     }
 }
 
@@ -591,6 +673,51 @@ static void what_is_given_reads_the_same(void **state)
     }
 }
 
+/* A speech model's batch size is 0 in the answer, and what was written is its parameter `slots`. */
+static void shows_what_a_batch_size_became(void **state)
+{
+    static const struct {
+        const char *text;
+        const char *slots; /* what describe added; NULL: nothing */
+        const char *json;
+    } cases[] = {
+        {"max_batch_size: 16", "16", "\"parameters\":{\"slots\":{\"string_value\":\"16\"}},"},
+        {"max_batch_size: 16 parameters { key: 'a' value { string_value: '1' } }", "16",
+         "\"parameters\":{\"a\":{\"string_value\":\"1\"},\"slots\":{\"string_value\":\"16\"}},"},
+        {"max_batch_size: 16 parameters { key: 'slots' value { string_value: '3' } }", NULL,
+         "\"parameters\":{\"slots\":{\"string_value\":\"3\"}},"},
+        {"max_batch_size: 0", "8", "\"parameters\":{},"}, /* by default; a GPU has more */
+        {"name: 'm'", "8", "\"parameters\":{},"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        struct berth_err err = {0};
+        struct berth_version_policy policy;
+        struct berth_model_spec *spec = NULL;
+        struct berth_key_value parameters[2] = {{"", ""}};
+        assert_int_equal(read_config(cases[i].text, false, &spec, &policy, &err), BERTH_OK);
+        spec->batch_size_max = 0;
+        if (cases[i].slots != NULL) {
+            if (spec->parameter_count > 0) {
+                parameters[0] = spec->parameters[0];
+            }
+            parameters[spec->parameter_count++] =
+                (struct berth_key_value){"slots", cases[i].slots};
+            spec->parameters = parameters;
+        }
+        char *json = berth_spec_config_json(spec, BERTH_KIND_AUTO);
+        char *given = berth_spec_config_given(spec);
+        assert_non_null(strstr(json, "\"max_batch_size\":0,"));
+        if (strstr(json, cases[i].json) == NULL) {
+            fail_msg("case %zu: %s", i, json);
+        }
+        assert_true(cases[i].slots == NULL || strstr(given, "slots") == NULL);
+        berth_free(json);
+        berth_free(given);
+        berth_spec_release(spec);
+    }
+}
+
 static void reads_json_configs(void **state)
 {
     static const struct {
@@ -782,9 +909,12 @@ int main(void)
         cmocka_unit_test(says_where_the_text_is_wrong),
         cmocka_unit_test(keeps_to_its_limits),
         cmocka_unit_test(says_what_a_config_has_wrong),
+        cmocka_unit_test(takes_the_most_there_can_be),
+        cmocka_unit_test(locates_what_is_found_later),
         cmocka_unit_test(maps_a_whole_config),
         cmocka_unit_test(what_is_written_reads_the_same),
         cmocka_unit_test(what_is_given_reads_the_same),
+        cmocka_unit_test(shows_what_a_batch_size_became),
         cmocka_unit_test(last_of_equal_keys_counts),
         cmocka_unit_test(maps_have_a_limit),
         cmocka_unit_test(reads_json_configs),

@@ -105,6 +105,56 @@ static void rows_spread_over_instances(void **state)
     rig_close(&rig);
 }
 
+/* Of dynamic_batching: a delay and preferred sizes hold nobody up, levels and policies count. */
+static void queue_policies_count_and_delays_do_not(void **state)
+{
+    struct rig rig;
+    struct rig_client first, low[3], high;
+    struct berth_model_spec *spec = steps_spec("s");
+    spec->batching = BERTH_BATCHING_DYNAMIC;
+    spec->dynamic = (struct berth_dynamic_batching){.preferred = {4},
+                                                    .preferred_count = 1,
+                                                    .delay_us_max = 3000000,
+                                                    .priority_levels = 2,
+                                                    .priority_level_default = 2};
+    spec->dynamic.policies[1] =
+        (struct berth_queue_policy){.count_max = 2, .timeout_us_default = 50000};
+    rig_open(&rig);
+    rig_begin(&rig);
+    struct berth_model *model = rig_warm(&rig, spec);
+    ask_steps(&rig, &first, model, 4);
+    assert_int_equal(rig_sent(&rig, BERTH_WORKER_STEP)->batch.row_count, 1); /* at once */
+    for (size_t i = 0; i < 3; i++) {
+        ask_steps(&rig, &low[i], model, 1);
+    }
+    assert_int_equal(low[2].code, BERTH_UNAVAILABLE);
+    assert_string_equal(low[2].msg, "Exceeds maximum queue size");
+    assert_true(rig_request(&rig, &high, model, 1, 4));
+    high.request->priority = 1;
+    assert_int_equal(rig_submit(&rig, &high), BERTH_OK);
+    rig_turn(&rig);
+    rig_finish(&rig, BERTH_WORKER_STEP, RIG_MS);
+    struct berth_worker_msg *msg = rig_sent(&rig, BERTH_WORKER_STEP);
+    assert_int_equal(msg->batch.row_count, 3);
+    assert_ptr_equal(msg->batch.rows[0].request, high.request);
+    rig_leave(&low[2]);
+    ask_steps(&rig, &low[2], model, 1);
+    rig_advance(&rig, 50 * RIG_MS); /* the step takes longer */
+    assert_int_equal(low[2].code, BERTH_UNAVAILABLE);
+    assert_string_equal(low[2].msg, "Request timeout expired");
+    while (rig.sent_count > 0) {
+        rig_finish(&rig, BERTH_WORKER_STEP, RIG_MS);
+    }
+    assert_int_equal(first.code + high.code + low[0].code + low[1].code, BERTH_OK);
+    rig_leave(&first);
+    rig_leave(&high);
+    for (size_t i = 0; i < 3; i++) {
+        rig_leave(&low[i]);
+    }
+    rig_drop(model);
+    rig_close(&rig);
+}
+
 /* An expired row is answered at once; its slot is dropped with the next message, and free then. */
 static void dropped_rows_free_their_slots(void **state)
 {
@@ -253,6 +303,7 @@ int main(void)
         cmocka_unit_test(rows_join_and_leave),
         cmocka_unit_test(slots_are_the_limit),
         cmocka_unit_test(rows_spread_over_instances),
+        cmocka_unit_test(queue_policies_count_and_delays_do_not),
         cmocka_unit_test(dropped_rows_free_their_slots),
         cmocka_unit_test(a_lone_drop_is_sent_without_a_step),
         cmocka_unit_test(a_failed_step_ends_its_rows),

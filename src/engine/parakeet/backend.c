@@ -38,8 +38,8 @@ enum berth_code berth_parakeet_precision(const char *precision, const char *devi
     const struct berth_parakeet_ops *ops = berth_parakeet_backend(device);
     const bool narrow = strcmp(precision, "fp8") == 0;
     if (!narrow && strcmp(precision, "fp16") != 0) {
-        return berth_fail(err, BERTH_INVALID, "precision '%.60s': there are fp16 and fp8",
-                          precision);
+        return berth_fail(err, BERTH_INVALID,
+                          "parameter 'precision' is '%.60s'; it takes fp16 or fp8", precision);
     }
     if (narrow && ops != NULL && ops->narrow != NULL) {
         BERTH_TRY(ops->narrow(device, config, err));

@@ -20,12 +20,12 @@
 #include "engine/parakeet/encoder.h"
 #include "engine/parakeet/parakeet_row.h"
 #include "engine/parakeet/prepare.h"
+#include "model/config_tree.h"
 #include "model/languages.h"
 
 #define SLOTS_MAX BERTH_STEP_EVENTS_MAX
 #define SLOTS_CPU 8
 #define SLOTS_CUDA 64
-#define INSTANCES_MAX 64
 #define INSTANCES_CUDA 2 /* where the config does not say */
 #define SLOT_NONE UINT32_MAX
 #define WINDOW_SECONDS 32
@@ -161,10 +161,12 @@ static enum berth_code read_languages(const struct berth_model_spec *spec,
             code[length] = '\0';
         }
         if (berth_language_name(code) == NULL) {
-            return berth_fail(err, BERTH_INVALID,
-                              "parameter 'languages' is '%.100s'; it takes codes such as en, with "
-                              "commas between",
-                              text);
+            (void)berth_fail(err, BERTH_INVALID,
+                             "parameter 'languages' is '%.100s'; it takes codes such as en, with "
+                             "commas between",
+                             text);
+            return berth_config_locate(spec, berth_config_parameter(spec, "languages"),
+                                       BERTH_INVALID, err);
         }
         at += length;
         if (*at == '\0') {
@@ -227,7 +229,7 @@ static uint32_t instance_count(const struct berth_model_spec *spec, bool gpu)
 {
     uint32_t count =
         berth_spec_instances(spec, gpu, gpu ? INSTANCES_CUDA : environment.step_instances);
-    return count == 0 ? 1 : count < INSTANCES_MAX ? count : INSTANCES_MAX;
+    return count == 0 ? 1 : count;
 }
 
 /* What the model comes to hold on a device of that kind, which need not be this process': weights,
@@ -290,6 +292,10 @@ static enum berth_code find_config(const struct berth_model_spec *spec,
     if (code == BERTH_OK) {
         code = berth_parakeet_precision(berth_spec_parameter(spec, "precision", "fp16"),
                                         device_name(), out, &why);
+        if (code == BERTH_INVALID) { /* on every device */
+            (void)berth_fail(err, code, "%s", why.msg);
+            return berth_config_locate(spec, berth_config_parameter(spec, "precision"), code, err);
+        }
     }
     return code == BERTH_OK ? BERTH_OK
                             : berth_fail(err, code, "on %s: %s", device_name(), why.msg);
