@@ -13,6 +13,7 @@
 
 #include "engine/whisper/whisper_row.h"
 #include "media/resample.h"
+#include "sanitizer.h"
 #include "speech_rig.h"
 
 #define RATE 16000
@@ -723,7 +724,8 @@ static void test_company_tiny(void **state)
         berth_free(samples);
         skip();
     }
-    for (size_t i = 0; i < BERTH_COUNT_OF(models); i++) {
+    /* Under ThreadSanitizer one of them: what differs is ONNX Runtime's, which it does not see. */
+    for (size_t i = 0; i < (TEST_TSAN ? 1 : BERTH_COUNT_OF(models)); i++) {
         char folder[256];
         (void)snprintf(folder, sizeof(folder), "models/%s/1", models[i]);
         compare_company(folder, samples, count, true);
