@@ -30,6 +30,12 @@ static struct berth_process_worker *worker;
 static struct berth_io output = {
     .name = "OUT", .dtype = BERTH_DTYPE_FP32, .rank = 1, .dims = {-1}};
 static int memory_fd;
+static struct berth_held held;
+
+static void deliver_held(struct berth_post *post)
+{
+    BERTH_ASSERT(post == &held.post);
+}
 
 static void setup(void)
 {
@@ -40,6 +46,9 @@ static void setup(void)
     worker = berth_alloc(sizeof(*worker));
     memory_fd = memfd_create("fuzz", MFD_CLOEXEC);
     BERTH_ASSERT(worker != NULL && memory_fd >= 0 && ftruncate(memory_fd, 70000) == 0);
+    BERTH_ASSERT(write(memory_fd, host_rig_config, sizeof(host_rig_config) - 1) ==
+                 (ssize_t)sizeof(host_rig_config) - 1);
+    berth_held_init(&held, deliver_held);
     worker->base.replies = &replies;
     worker->base.bytes_max = 1 << 20;
     berth_list_init(&worker->outbox);
@@ -66,6 +75,7 @@ static void add_remote(uint64_t load_id, bool steps)
     remote->spec = make_spec(steps);
     remote->instance_count = 1;
     remote->slot_count = steps ? SLOTS : 0;
+    remote->held = &held; /* nothing is posted, for it has not begun */
     remote->slots = steps ? berth_alloc(SLOTS * sizeof(*remote->slots)) : NULL;
     berth_remote_add(worker, remote);
 }
@@ -145,7 +155,7 @@ static void child_speaks(const uint8_t *bytes, size_t length)
         size_t fields = bytes[2] < length - 3 ? bytes[2] : length - 3;
         struct berth_wire_message *message = &worker->message;
         static struct berth_wire_writer head;
-        berth_wire_begin(&head, (enum berth_wire_kind)(BERTH_WIRE_ANSWER + bytes[0] % 4),
+        berth_wire_begin(&head, (enum berth_wire_kind)(BERTH_WIRE_ANSWER + bytes[0] % 5),
                          1 + bytes[1] % 5);
         memcpy(message->bytes, head.bytes, head.length);
         memcpy(message->bytes + head.length, bytes + 3, fields);
@@ -199,6 +209,32 @@ static void server_speaks(const uint8_t *bytes, size_t length)
     }
 }
 
+static bool is_under_way(const struct berth_host_job *job)
+{
+    bool runs = job->msg.kind == BERTH_WORKER_RUN || job->msg.kind == BERTH_WORKER_STEP;
+    return runs && job->state != BERTH_HOST_LENT;
+}
+
+/* Rows are counted, and no instance works twice, nor one whose model goes. */
+static void judge_host(const struct berth_host *host)
+{
+    BERTH_LIST_EACH(link, &host->jobs) {
+        struct berth_host_job *job = BERTH_CONTAINER_OF(link, struct berth_host_job, link);
+        BERTH_ASSERT(job->msg.batch.row_count <= job->rows_seen);
+        BERTH_ASSERT(job->rows_seen <= job->row_count || job->row_count == 0);
+        if (!is_under_way(job)) {
+            continue;
+        }
+        BERTH_ASSERT(job->load->state == BERTH_HOST_IDLE);
+        BERTH_ASSERT((job->load->busy & UINT64_C(1) << job->msg.instance) != 0);
+        for (struct berth_link *at = link->next; at != &host->jobs; at = at->next) {
+            struct berth_host_job *other = BERTH_CONTAINER_OF(at, struct berth_host_job, link);
+            BERTH_ASSERT(!is_under_way(other) || other->load != job->load ||
+                         other->msg.instance != job->msg.instance);
+        }
+    }
+}
+
 /* A process under a server that says anything. */
 static void server_speaks_to_host(const uint8_t *bytes, size_t length)
 {
@@ -206,18 +242,26 @@ static void server_speaks_to_host(const uint8_t *bytes, size_t length)
     static struct berth_wire_writer head;
     static unsigned char whole[512];
     host_rig_init(&rig, slabs);
+    for (uint64_t i = 0; i < 2; i++) { /* a model for runs, and one for steps */
+        host_rig_put_load(&head, 1 + i, 1 + i, HOST_RUNS + i);
+        berth_wire_put_fd(&head, memory_fd);
+        BERTH_ASSERT(host_rig_take(&rig, head.bytes, head.length, memory_fd));
+    }
     for (bool good = true; good && length >= 3;) {
         size_t fields = bytes[2] < length - 3 ? bytes[2] : length - 3;
-        berth_wire_begin(&head, (enum berth_wire_kind)(BERTH_WIRE_LOAD + bytes[0] % 7),
-                         bytes[1] % 64);
+        enum berth_wire_kind kind = (enum berth_wire_kind)(BERTH_WIRE_LOAD + bytes[0] % 7);
+        bool begins = kind <= BERTH_WIRE_STEP;
+        rig.keeps = bytes[0] >= 128; /* until a message that is not kept */
+        berth_wire_begin(&head, kind, begins ? rig.host.id_last + (bytes[1] % 8 != 0)
+                                             : (uint64_t)bytes[1] % 8);
         memcpy(whole, head.bytes, head.length);
         memcpy(whole + head.length, bytes + 3, fields);
-        good = host_rig_take(&rig, whole, head.length + fields, memory_fd);
-        BERTH_LIST_EACH(link, &rig.host.jobs) {
-            struct berth_host_job *job = BERTH_CONTAINER_OF(link, struct berth_host_job, link);
-            BERTH_ASSERT(job->msg.batch.row_count <= job->rows_seen);
-            BERTH_ASSERT(job->rows_seen <= job->row_count || job->row_count == 0);
+        good = rig.kept_count < HOST_KEPT_MAX &&
+               host_rig_take(&rig, whole, head.length + fields, memory_fd);
+        if (!rig.keeps) {
+            host_rig_let_go(&rig);
         }
+        judge_host(&rig.host);
         bytes += 3 + fields;
         length -= 3 + fields;
     }

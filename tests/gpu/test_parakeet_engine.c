@@ -306,6 +306,21 @@ static void wait_until_prepared(struct rig *rig)
            atomic_load(&preparer->prepared), preparer->shape_count, runs, now_ms() - begun);
 }
 
+/* What was told of a model's growth (E11). */
+struct told {
+    struct berth_engine_watch watch;
+    const struct berth_engine_model *model;
+    _Atomic uint64_t bytes;
+    _Atomic size_t count;
+};
+
+static void on_grown(struct berth_engine_watch *watch)
+{
+    struct told *told = BERTH_CONTAINER_OF(watch, struct told, watch);
+    atomic_store(&told->bytes, berth_engine_parakeet.model_bytes(told->model));
+    atomic_fetch_add(&told->count, 1);
+}
+
 static void test_ahead(const char *folder, const float *clip, size_t count)
 {
     static const size_t lengths[] = {3, 7, 11, 15, 23};
@@ -313,10 +328,15 @@ static void test_ahead(const char *folder, const float *clip, size_t count)
     struct heard first[BERTH_COUNT_OF(lengths)];
     size_t same = 0;
     open_model(&rig, folder, &berth_parakeet_cuda); /* choices first, for both rounds */
+    struct told told = {.watch.grown = on_grown, .model = rig.model};
+    rig.ops->model_watch(rig.model, &told.watch);
     assert_true(hears(&rig, clip, count, 2, 1));
     wait_until_prepared(&rig);
     berth_parakeet_preparer_stop(&rig.model->preparer);
     size_t runs = run_count_of(&rig);
+    printf("      growth was told %zu times\n", atomic_load(&told.count));
+    claim(atomic_load(&told.bytes) == rig.ops->model_bytes(rig.model),
+          "what is made behind is told, to the last piece");
     claim(runs > 1 && graph_count(&rig) == runs, "runs and graphs are made behind");
     claim(rig.instance->run_bytes <= rig.instance->run_bytes_max, "within what runs may keep");
     for (size_t i = 0; i < BERTH_COUNT_OF(lengths); i++) {

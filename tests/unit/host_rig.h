@@ -18,6 +18,11 @@
 #define HOST_SLOTS 7
 #define HOST_KEPT_MAX 8
 
+static const char host_rig_config[] =
+    "{\"backend\": \"null\", \"input\": [{\"name\": \"IN\", \"data_type\": \"TYPE_FP32\","
+    " \"dims\": [4]}], \"output\": [{\"name\": \"OUT\", \"data_type\": \"TYPE_UINT8\","
+    " \"dims\": [-1]}]}";
+
 struct host_rig {
     struct berth_host host;
     struct berth_worker worker;
@@ -91,6 +96,25 @@ static inline void host_rig_init(struct host_rig *rig, struct berth_slabs *slabs
     berth_list_init(&rig->host.loads);
     berth_list_init(&rig->host.jobs);
     berth_list_init(&rig->host.rows);
+}
+
+/* All of a LOAD but the descriptor of its config, which the caller puts. */
+static inline void host_rig_put_load(struct berth_wire_writer *writer, uint64_t id,
+                                     uint64_t token, uint64_t load_id)
+{
+    berth_wire_begin(writer, BERTH_WIRE_LOAD, id);
+    berth_wire_put_u64(writer, load_id);
+    berth_wire_put_u64(writer, token);
+    berth_wire_put_text(writer, "model");
+    berth_wire_put_u64(writer, 1);
+    berth_wire_put_text(writer, "/folder");
+    berth_wire_put_text(writer, "/folder/1");
+    berth_wire_put_text(writer, "null");
+    berth_wire_put_u64(writer, 0);
+    berth_wire_put_u32(writer, load_id == HOST_RUNS ? BERTH_RUN_EXECUTE : BERTH_RUN_STEPS);
+    berth_wire_put_u32(writer, 1);
+    berth_wire_put_u32(writer, 1);
+    berth_wire_put_u64(writer, sizeof(host_rig_config) - 1);
 }
 
 static inline void host_rig_note(struct host_rig *rig)

@@ -21,28 +21,12 @@ static struct berth_wire_writer writer;
 static int config_fd;
 static size_t bytes_at_start;
 static uint64_t id_next, token_next; /* both count on, whatever is said */
-static const char config[] =
-    "{\"backend\": \"null\", \"input\": [{\"name\": \"IN\", \"data_type\": \"TYPE_FP32\","
-    " \"dims\": [4]}], \"output\": [{\"name\": \"OUT\", \"data_type\": \"TYPE_UINT8\","
-    " \"dims\": [-1]}]}";
 
 #define STEPS 8 /* load id */
 
 static void put_load(uint64_t load_id)
 {
-    berth_wire_begin(&writer, BERTH_WIRE_LOAD, id_next++);
-    berth_wire_put_u64(&writer, load_id);
-    berth_wire_put_u64(&writer, token_next++);
-    berth_wire_put_text(&writer, "model");
-    berth_wire_put_u64(&writer, 1);
-    berth_wire_put_text(&writer, "/folder");
-    berth_wire_put_text(&writer, "/folder/1");
-    berth_wire_put_text(&writer, "null");
-    berth_wire_put_u64(&writer, 0);
-    berth_wire_put_u32(&writer, load_id == HOST_RUNS ? BERTH_RUN_EXECUTE : BERTH_RUN_STEPS);
-    berth_wire_put_u32(&writer, 1);
-    berth_wire_put_u32(&writer, 1);
-    berth_wire_put_u64(&writer, sizeof(config) - 1);
+    host_rig_put_load(&writer, id_next++, token_next++, load_id);
     berth_wire_put_fd(&writer, config_fd);
 }
 
@@ -594,7 +578,8 @@ int main(void)
     berth_log_set_level(BERTH_LOG_ERROR);
     config_fd = memfd_create("config", MFD_CLOEXEC);
     if (config_fd < 0 ||
-        write(config_fd, config, sizeof(config) - 1) != (ssize_t)sizeof(config) - 1 ||
+        write(config_fd, host_rig_config, sizeof(host_rig_config) - 1) !=
+            (ssize_t)sizeof(host_rig_config) - 1 ||
         berth_slabs_create(&options, &slabs, NULL) != BERTH_OK) {
         return 1;
     }
