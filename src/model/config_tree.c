@@ -138,6 +138,9 @@ static void note(const struct berth_config_node *node, const struct berth_config
     if (!source->quiet) {
         place(node, source, where);
         berth_log_warn("repo", 0, "%s: %s", where, text);
+        if (source->warned != NULL) {
+            *source->warned = true;
+        }
     }
 }
 

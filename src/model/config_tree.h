@@ -91,6 +91,7 @@ void berth_config_append(struct berth_config_node *message, struct berth_config_
 struct berth_config_source {
     const char *label; /* "models/x/config.pbtxt" */
     bool quiet;        /* no warnings */
+    bool *warned;      /* set to true with a warning; NULL: nobody asks */
 };
 
 /* Types, values, repeated and exclusive fields. A field that ModelConfig does not have is a warning

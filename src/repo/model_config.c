@@ -112,7 +112,9 @@ enum berth_code berth_model_config_read(const struct berth_model_config *config,
                                         struct berth_err *err)
 {
     struct mapping mapping = {
-        .spec = spec, .source = {.label = config->label, .quiet = config->quiet}, .err = err};
+        .spec = spec,
+        .source = {.label = config->label, .quiet = config->quiet, .warned = config->warned},
+        .err = err};
     struct berth_config_node *root = NULL;
     *policy = (struct berth_version_policy){.kind = BERTH_VERSIONS_LATEST, .latest_count = 1};
     spec->backend = spec->platform = spec->default_model_filename = "";

@@ -30,6 +30,7 @@ struct berth_model_config {
     const char *label; /* its place, for errors and warnings */
     bool json;
     bool quiet; /* no warnings: they were given before */
+    bool *warned; /* set to true with a warning; NULL: nobody asks */
 };
 
 /* INVALID with "label:line:column: text"; UNSUPPORTED where a scheduler is asked for that is not

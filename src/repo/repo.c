@@ -35,6 +35,7 @@
 #define MODELS_MAX 100000
 #define ENTRIES_MAX 100000 /* files of one version */
 #define DEPTH_MAX 8
+#define TOLD_MAX 4096
 #define CONFIG_FILE "config.pbtxt"
 #define HASH_START UINT64_C(0xcbf29ce484222325)
 #define HASH_FACTOR UINT64_C(0x100000001b3)
@@ -44,11 +45,12 @@ struct berth_repo {
     struct berth_queue jobs;
     atomic_bool stopping;
     pthread_t thread;
+    uint64_t told[TOLD_MAX]; /* configs that were warned of, by their hash; 0: none */
 };
 
 /* One model being read. */
 struct reading {
-    const struct berth_repo *repo;
+    struct berth_repo *repo;
     struct berth_repo_job *job;
     const char *name;
     char folder[PATH_BYTES];
@@ -524,20 +526,34 @@ static bool version_served(const struct reading *reading, const struct berth_ver
     return policy->kind == BERTH_VERSIONS_ALL;
 }
 
+static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t length)
+{
+    const unsigned char *at = bytes;
+    for (size_t i = 0; i < length; i++) {
+        hash = (hash ^ at[i]) * HASH_FACTOR;
+    }
+    return hash;
+}
+
 /* A spec as far as the config says. */
 static enum berth_code spec_read(struct reading *reading, uint64_t version,
                                  struct berth_version_policy *policy,
                                  struct berth_model_spec **out, struct berth_err *err)
 {
     char path[PATH_BYTES + 32];
+    bool warned = false;
     const char *json = reading->job->config_json;
     struct berth_model_config config = {
         .text = json != NULL ? json : reading->text,
         .length = json != NULL ? strlen(json) : reading->text_length,
         .label = reading->label,
         .json = json != NULL,
-        .quiet = reading->warned,
+        .warned = &warned,
     };
+    uint64_t hash = hash_bytes(HASH_START, reading->name, strlen(reading->name));
+    hash = config.text == NULL ? hash : hash_bytes(hash, config.text, config.length);
+    uint64_t *told = &reading->repo->told[hash % TOLD_MAX];
+    config.quiet = reading->warned || (reading->job->kind == BERTH_REPO_SCAN && *told == hash);
     reading->warned = true;
     struct berth_model_spec *spec = berth_spec_create();
     if (spec == NULL) {
@@ -554,6 +570,7 @@ static enum berth_code spec_read(struct reading *reading, uint64_t version,
         code = berth_fail(err, BERTH_UNAVAILABLE, "no memory to read the model");
     } else {
         code = berth_model_config_read(&config, spec, policy, err);
+        *told = warned ? hash : *told; /* so that looking again and again does not warn each time */
     }
     if (code != BERTH_OK) {
         berth_spec_release(spec);
@@ -561,15 +578,6 @@ static enum berth_code spec_read(struct reading *reading, uint64_t version,
     }
     *out = spec;
     return BERTH_OK;
-}
-
-static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t length)
-{
-    const unsigned char *at = bytes;
-    for (size_t i = 0; i < length; i++) {
-        hash = (hash ^ at[i]) * HASH_FACTOR;
-    }
-    return hash;
 }
 
 /* What the files say: the backend where the config does not, their size, their stamp. */

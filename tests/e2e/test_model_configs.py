@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from conftest import BERTH, ROOT, add_model
+from conftest import BERTH, ROOT, add_model, wait_until
 from test_load_failures import IDENTITY, INPUT, ONNX, onnx, parameter
 
 NANO = ROOT / "tests" / "models" / "parakeet-nano-en"
@@ -204,3 +204,18 @@ def test_a_model_given_for_a_repository(tmp_path, serve, kind, mark):
     if kind == "plain":
         server = serve(folder)
         assert hint in server.logged()
+
+
+def test_polling_warns_of_a_config_once(tmp_path, serve):
+    add_model(tmp_path / "models", "m", 'backend: "null"\nfoo: 1\ninstance_group { count: 65 gpus: 1 }\n')
+    server = serve(tmp_path / "models", "--model-control-mode=poll", "--repository-poll=50ms")
+
+    def looks(more):
+        scans = server.metric("berth_repository_scans_total")
+        wait_until(lambda: server.metric("berth_repository_scans_total") > scans + more)
+        return [server.logged().count(text) for text in ("no field 'foo'", "'gpus' lists 1", "'count' is 65", "'bar'")]
+
+    assert looks(4) == [1, 1, 1, 0]
+    (tmp_path / "models" / "m" / "config.pbtxt").write_text('backend: "null"\nbar: 1\n')
+    wait_until(lambda: server.logged().count("'bar'"))
+    assert looks(4) == [1, 1, 1, 1]
