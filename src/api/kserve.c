@@ -33,7 +33,7 @@ static enum berth_code repository_index(struct berth_call *call, struct berth_er
 static enum berth_code repository_load(struct berth_call *call, struct berth_err *err);
 static enum berth_code repository_unload(struct berth_call *call, struct berth_err *err);
 static void on_admin_done(struct berth_post *post);
-static void say_unpolled(struct berth_call *call, struct berth_err *err);
+static void say_failed(struct berth_call *call, struct berth_err *err);
 static bool available(const struct berth_call *call, struct berth_model *model);
 static void answer_empty(struct berth_call *call);
 static void put_ios(struct berth_buf *out, const struct berth_model_spec *spec,
@@ -331,10 +331,8 @@ static void on_admin_done(struct berth_post *post)
         berth_log_err(BERTH_LOG_WARN, "api", 0, &admin->err);
         if (call->api->options.typed_errors) {
             err = admin->err;
-        } else if (admin->err.code == BERTH_NOT_FOUND || admin->err.code == BERTH_INVALID) {
-            say_unpolled(call, &err);
         } else {
-            berth_fail(&err, BERTH_INTERNAL, "%s", admin->err.msg); /* S18: it says of what */
+            say_failed(call, &err);
         }
         berth_call_fail(call, &err);
     }
@@ -343,20 +341,25 @@ static void on_admin_done(struct berth_post *post)
 
 /* Triton's text, which its clients know, and behind it the reason: not where the name alone is
  * wrong. S18 puts the name before the reason; here it is there already. */
-static void say_unpolled(struct berth_call *call, struct berth_err *err)
+static void say_failed(struct berth_call *call, struct berth_err *err)
 {
     const struct berth_admin *admin = &call->admin;
     struct berth_err named = {0};
     const char *why = admin->err.msg;
     berth_sched_name_failure(&named, admin->name);
-    if (strncmp(why, named.msg, strlen(named.msg)) == 0) {
-        why += strlen(named.msg);
-    }
+    bool is_named = strncmp(why, named.msg, strlen(named.msg)) == 0;
+    bool polled = admin->err.code != BERTH_NOT_FOUND && admin->err.code != BERTH_INVALID;
     bool unknown = admin->err.code == BERTH_NOT_FOUND &&
                    !berth_catalog_knows(call->api->options.catalog, admin->name);
-    berth_fail(err, BERTH_INTERNAL, "failed to %s '%s', failed to poll from model repository%s%s",
+    if (polled && !is_named) { /* about the server, not the model */
+        berth_fail(err, BERTH_INTERNAL, "%s", why);
+        return;
+    }
+    why += is_named ? strlen(named.msg) : 0;
+    berth_fail(err, BERTH_INTERNAL, "failed to %s '%s'%s%s%s",
                admin->kind == BERTH_ADMIN_UNLOAD ? "unload" : "load", admin->name,
-               unknown ? "" : ": ", unknown ? "" : why);
+               polled ? "" : ", failed to poll from model repository", unknown ? "" : ": ",
+               unknown ? "" : why);
 }
 
 /* Would a request for it be taken? */

@@ -549,15 +549,21 @@ static enum berth_code list_models(struct berth_call *call, struct berth_err *er
     if (!berth_catalog_list(call->api->options.catalog, &models, &count)) {
         return berth_fail(err, BERTH_UNAVAILABLE, "no memory for the answer");
     }
-    const char *last = "";
+    bool first = true;
     berth_buf_puts(&text, "{\"object\":\"list\",\"data\":[");
     for (size_t i = 0; i < count; i++) {
         /* Sorted by name: versions of one model are neighbours, and are one model here. */
-        if (is_offered(models[i]) && strcmp(last, models[i]->name) != 0) {
-            berth_buf_puts(&text, last[0] == '\0' ? "" : ",");
-            put_model(&text, models[i]->name);
-            last = models[i]->name;
+        if (i > 0 && strcmp(models[i - 1]->name, models[i]->name) == 0) {
+            continue;
         }
+        struct berth_model *newest =
+            berth_catalog_find(call->api->options.catalog, models[i]->name, 0);
+        if (newest != NULL && is_offered(newest)) {
+            berth_buf_puts(&text, first ? "" : ",");
+            put_model(&text, models[i]->name);
+            first = false;
+        }
+        berth_model_release(newest);
     }
     berth_buf_puts(&text, "]}");
     berth_models_release(models, count);

@@ -172,7 +172,9 @@ enum berth_command {
     X("cpu-threads", BERTH_CMD_TRANSCRIBE, "0",                                                    \
       "threads of the one pool that all ONNX operators share, and of each Parakeet instance's "    \
       "own; 0: all cores, or with --cpu-workers as many as those, but 1 with one or two of them")  \
-    X("cpu-threads", BERTH_CMD_BENCH, "0", "with parakeet on the CPU: its threads; 0: all cores")
+    X("cpu-threads", BERTH_CMD_BENCH, "0", "with parakeet on the CPU: its threads; 0: all cores")  \
+    /* What goes wrong is told by the command, of the file that it concerns. */                    \
+    X("log-level", BERTH_CMD_TRANSCRIBE, "error", "error, warn, info or debug")
 
 struct berth_strings {
     const char **items; /* into argv, environ, static text or the config's own memory */

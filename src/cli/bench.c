@@ -462,7 +462,7 @@ static void explain(const struct berth_load_result *result)
         berth_remote_refused(&body, result->refusal_status, &err);
         berth_buf_finish(&body);
         if (result->stopped) {
-            fprintf(stderr, "berth: stopped, for the first %d answers were refusals: %s\n",
+            fprintf(stderr, "berth: stopped: %d refusals, and no answer was 200; the first: %s\n",
                     BERTH_LOAD_REFUSED_MAX, err.msg);
         } else {
             fprintf(stderr, "berth: %s; the first that was not: %s\n",

@@ -34,6 +34,7 @@ struct client {
     bool in_body;
     uint64_t body_left;
     int status;
+    bool closing; /* by the answer's head the server closes */
 };
 
 struct load {
@@ -242,10 +243,12 @@ static enum berth_code client_event(struct load *load, struct client *client, ui
     if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0) {
         return BERTH_OK;
     }
-    int got = client_read(load, client);
+    int got = client->busy ? client_read(load, client) : -1; /* nothing is to come when idle */
     if (got > 0) {
         answered(load, client);
-    } else if (got < 0) {
+        got = client->closing ? -1 : got;
+    }
+    if (got < 0) {
         /* Closed: after an answer that is its right; in the middle of one it is a failure. */
         if (client->busy) {
             load->result->broken++;
@@ -333,6 +336,8 @@ static int take_head(struct client *client)
     if (strncmp(client->head, "HTTP/1.", 7) != 0 || length == NULL || length > end) {
         return -1;
     }
+    const char *closing = strcasestr(client->head, "\r\nconnection: close\r\n");
+    client->closing = closing != NULL && closing < end;
     client->status = (int)strtol(client->head + 9, NULL, 10);
     client->body_left = strtoull(length + 17, NULL, 10);
     if (extra > client->body_left || client->status < 100 ||

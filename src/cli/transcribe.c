@@ -98,9 +98,7 @@ static int embedded(const struct berth_config *config, struct berth_transcript_s
         own.cpu_workers = 1;
         own.cpu_threads = (uint64_t)sysconf(_SC_NPROCESSORS_ONLN);
     }
-    /* What goes wrong is told by this command, of the file that it concerns. */
-    if (berth_log_parse_level(strcmp(own.log_level, "info") == 0 ? "error" : own.log_level, &err) !=
-            BERTH_OK ||
+    if (berth_log_parse_level(own.log_level, &err) != BERTH_OK ||
         berth_stack_start(&own, &stack, &err) != BERTH_OK) {
         return berth_cli_fail_models(&own, &err);
     }

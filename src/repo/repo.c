@@ -36,6 +36,7 @@
 #define ENTRIES_MAX 100000 /* files of one version */
 #define DEPTH_MAX 8
 #define TOLD_MAX 4096
+#define TOLD_NEAR 8
 #define CONFIG_FILE "config.pbtxt"
 #define HASH_START UINT64_C(0xcbf29ce484222325)
 #define HASH_FACTOR UINT64_C(0x100000001b3)
@@ -535,6 +536,17 @@ static uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t length)
     return hash;
 }
 
+/* Where the hash stands or may: the first of some places that has it or is empty, else the last. */
+static uint64_t *told_place(struct berth_repo *repo, uint64_t hash)
+{
+    size_t at = 0;
+    while (at < TOLD_NEAR - 1 && repo->told[(hash + at) % TOLD_MAX] != hash &&
+           repo->told[(hash + at) % TOLD_MAX] != 0) {
+        at++;
+    }
+    return &repo->told[(hash + at) % TOLD_MAX];
+}
+
 /* A spec as far as the config says. */
 static enum berth_code spec_read(struct reading *reading, uint64_t version,
                                  struct berth_version_policy *policy,
@@ -552,7 +564,7 @@ static enum berth_code spec_read(struct reading *reading, uint64_t version,
     };
     uint64_t hash = hash_bytes(HASH_START, reading->name, strlen(reading->name));
     hash = config.text == NULL ? hash : hash_bytes(hash, config.text, config.length);
-    uint64_t *told = &reading->repo->told[hash % TOLD_MAX];
+    uint64_t *told = told_place(reading->repo, hash);
     config.quiet = reading->warned || (reading->job->kind == BERTH_REPO_SCAN && *told == hash);
     reading->warned = true;
     struct berth_model_spec *spec = berth_spec_create();

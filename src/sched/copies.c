@@ -133,9 +133,14 @@ void berth_copy_measure(struct berth_copy *copy, uint64_t bytes)
         return;
     }
     berth_residency_correct(&copy->device->ledger, &copy->lease, bytes);
-    copy->runtime->bytes_measured = bytes;
-    copy->runtime->measured_on = copy->device;
-    atomic_store(&copy->runtime->model->bytes_used, bytes);
+    const struct berth_runtime *runtime = copy->runtime;
+    /* Of files that are being replaced it is no figure for the next load. */
+    if (copy == runtime->current &&
+        (runtime->next == NULL || runtime->next->spec->files_stamp == copy->spec->files_stamp)) {
+        copy->runtime->bytes_measured = bytes;
+        copy->runtime->measured_on = copy->device;
+        atomic_store(&copy->runtime->model->bytes_used, bytes);
+    }
     evict(&copy->device->ledger, 0);
 }
 

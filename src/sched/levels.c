@@ -82,7 +82,10 @@ void berth_batcher_remove(struct berth_batcher *batcher, struct berth_ticket *ti
     berth_list_remove(&ticket->link);
     batcher->levels[ticket->level].count--;
     batcher->queued--;
-    atomic_store_explicit(&ticket->request->model->queue_full, false, memory_order_relaxed);
+    _Atomic bool *full = &ticket->request->model->queue_full;
+    if (atomic_load_explicit(full, memory_order_relaxed)) { /* else a line that others read */
+        atomic_store_explicit(full, false, memory_order_relaxed);
+    }
 }
 
 bool berth_batcher_is_full(const struct berth_batcher *batcher)

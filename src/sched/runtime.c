@@ -374,6 +374,7 @@ static void try_after(struct berth_runtime *runtime, const struct berth_err *err
     if (spec == NULL) {
         berth_ops_settle(runtime, err);
     } else if (berth_runtime_load(runtime, spec, &fault) != BERTH_OK) {
+        berth_sched_name_failure(&fault, runtime->model->name);
         berth_ops_settle(runtime, &fault);
     }
 }

@@ -311,6 +311,7 @@ static void apply_cold(struct berth_op *op, struct berth_repo_found *found,
     bool same = before != NULL && is_same(before, found->spec);
     berth_spec_release(before);
     if (berth_catalog_put(sched->options.catalog, found->spec, &put, &err) != BERTH_OK) {
+        berth_sched_name_failure(&err, found->name);
         berth_op_fail(op, &err);
         return;
     }

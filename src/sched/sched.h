@@ -5,7 +5,7 @@
  * Owns:    all batchers, deadlines, model states, the ledger.
  * Threads: everything on the controller thread, except the calls marked "any thread". Time is an
  *          argument: berth_sched_turn is driven by a thread in production, by hand in tests.
- * Rules:   README.md here (S1 to S17), and residency/README.md.
+ * Rules:   README.md here (S1 to S19), and residency/README.md.
  */
 #ifndef BERTH_SCHED_H
 #define BERTH_SCHED_H

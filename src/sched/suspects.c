@@ -15,8 +15,8 @@
  * by counting: both were in each death, and both run well most of the time. So after two deaths in
  * company a model's runs are apart from those of all others there, for as long as deaths are
  * remembered. The next death then is one model's alone. Loads go on beside it (warm does not wait
- * for cold), and do not make it company: one that kills is in the first two deaths, too, has no run
- * that excuses it, and is found at the third.
+ * for cold), and do not make it company, unless it is the load that may kill: in two deaths before,
+ * and no run since that excuses it. Such a one is found at its third.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -32,6 +32,7 @@
 static bool is_marked(const struct berth_runtime *runtime, const struct berth_device *device);
 static bool loads_on(const struct berth_runtime *runtime, const struct berth_device *device);
 static size_t count_others(const struct berth_runtime *runtime, const struct berth_device *device);
+static bool is_beside_worse(const struct berth_runtime *runtime, const struct berth_device *device);
 static void blame(struct berth_runtime *runtime, const struct berth_device *device, bool alone);
 static void load_kept(struct berth_timer *timer);
 
@@ -73,7 +74,8 @@ void berth_suspects_judge(struct berth_sched *sched, struct berth_device *device
     BERTH_LIST_EACH(link, &sched->runtimes) {
         struct berth_runtime *runtime = BERTH_CONTAINER_OF(link, struct berth_runtime, link);
         if (is_marked(runtime, device)) {
-            bool alone = runtime->suspect_apart || count_others(runtime, device) == 0;
+            bool alone = count_others(runtime, device) == 0 ||
+                         (runtime->suspect_apart && !is_beside_worse(runtime, device));
             blame(runtime, device, alone);
             culprit = alone ? runtime : culprit;
         }
@@ -93,7 +95,9 @@ void berth_suspects_note(struct berth_copy *copy, const struct berth_worker_msg 
         copy->runtime->suspect_apart = copy->runtime->suspect_apart || seat->apart;
     } else if (msg->err.code == BERTH_OK &&
                (msg->kind == BERTH_WORKER_RUN || msg->budget_ns > 0)) {
-        copy->runtime->deaths_company = 0;
+        if (device->gpu) { /* how it runs on the CPU excuses nothing there */
+            copy->runtime->deaths_company = 0;
+        }
         berth_device_worked(device);
     }
     if (device->lost_out > 0 && copy->epoch != device->epoch_seen && --device->lost_out == 0) {
@@ -179,6 +183,20 @@ static size_t count_others(const struct berth_runtime *runtime, const struct ber
         others += other != runtime && (is_marked(other, device) || loads_on(other, device));
     }
     return others;
+}
+
+/* Is one of them suspected twice already, with no run since that would excuse it? Beside what runs
+ * apart that is a load. */
+static bool is_beside_worse(const struct berth_runtime *runtime, const struct berth_device *device)
+{
+    bool any = false;
+    BERTH_LIST_EACH(link, &runtime->sched->runtimes) {
+        const struct berth_runtime *other = BERTH_CONTAINER_OF(link, struct berth_runtime, link);
+        bool there = is_marked(other, device) || loads_on(other, device);
+        any = any || (other != runtime && there && other->deaths_company >= APART_MIN &&
+                      other->suspect_on == device);
+    }
+    return any;
 }
 
 static void blame(struct berth_runtime *runtime, const struct berth_device *device, bool alone)

@@ -76,9 +76,8 @@ static void end_load(struct berth_host_job *job)
     }
     bool steps = load->spec->run_mode == BERTH_RUN_STEPS;
     load->state = BERTH_HOST_IDLE;
-    load->instance_count = job->msg.instance_count < BERTH_WIRE_INSTANCES_MAX
-                               ? job->msg.instance_count
-                               : BERTH_WIRE_INSTANCES_MAX;
+    _Static_assert(BERTH_INSTANCES_MAX <= BERTH_WIRE_INSTANCES_MAX, "a count that can be sent");
+    load->instance_count = job->msg.instance_count;
     load->slot_count = steps ? job->msg.slots : 0;
     job->msg.bytes_used = berth_held_begin(&load->held, job->msg.bytes_used);
 }

@@ -86,6 +86,7 @@ class Scripted(http.server.ThreadingHTTPServer):
     def __init__(self, answers):
         super().__init__(("127.0.0.1", 0), ScriptedHandler)
         self.answers, self.asked, self.mu = answers, 0, threading.Lock()
+        self.closes = self.tells = False
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, *_):
@@ -103,6 +104,9 @@ class ScriptedHandler(http.server.BaseHTTPRequestHandler):
             self.server.asked += 1
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        if self.server.tells:
+            self.send_header("Connection", "close")
+        self.close_connection = self.server.closes
         self.end_headers()
         self.wfile.write(body)
 
@@ -185,6 +189,20 @@ def test_refusals_that_time_does_not_mend_stop_it(scripted, answers, says, concu
     answer = nothing_measured(infer(server.url, "--json", "--concurrency", concurrency, *LONG), says)
     wanted = len(answers) - 1 + 100
     assert answer["answered"] >= 100 and wanted <= server.asked <= wanted + 4 * concurrency
+
+
+@pytest.mark.parametrize("tells", [True, False])
+@pytest.mark.parametrize("pace", [("--rate", "200"), ("--concurrency", "1"), ("--concurrency", "16")])
+def test_a_server_that_closes_after_each_answer(scripted, pace, tells):
+    """Which it may, told or not; told, no request is sent to a connection that ends."""
+    server = scripted(OK)
+    server.closes, server.tells = True, tells
+    result = infer(server.url, "--json", "--warmup", "0", "--duration", "500ms", *pace)
+    answer = json.loads(result.stdout)
+    assert result.returncode == 0, result.stderr
+    assert set(answer["statuses"]) == {"200"} and 0 < answer["answered"] <= server.asked
+    if tells:
+        assert answer["broken"] == 0, answer
 
 
 @pytest.mark.parametrize("answers, says", [([BUSY], "429: later"), ([FULL], "503: no room"), ([BUSY, FULL], "429: later")])

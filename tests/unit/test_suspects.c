@@ -328,6 +328,45 @@ static void a_load_is_no_company_to_what_runs_apart(void **state)
     pair_close(&pair);
 }
 
+/* Unless it is the load that kills, each time it is tried: what runs beside it is not kept off. */
+static void a_load_that_kills_costs_nobody_else(void **state)
+{
+    struct pair pair;
+    struct rig_client loads, runs;
+    struct gpu *gpu = &pair.desk.gpu;
+    pair_open(&pair);
+    gpu->load_bytes = 20;
+    for (int end = 0; end < 6; end++) {
+        assert_goes_to(&pair, pair.good, "cuda:0", "");
+        gpu->holds = gpu->holds_runs = true;
+        rig_ask(&pair.desk.rig, &loads, pair.bad);
+        assert_int_equal(gpu->held_count, 1);
+        rig_ask(&pair.desk.rig, &runs, pair.good);
+        assert_int_equal(gpu->running_count, 1);
+        gpu_die_with_all(gpu);
+        rig_turn(&pair.desk.rig);
+        rig_turn(&pair.desk.rig);
+        berth_sched_cancel(pair.desk.rig.sched, loads.request); /* no run of it may excuse it */
+        rig_turn(&pair.desk.rig);
+        gpu->holds = gpu->holds_runs = false;
+        for (int turn = 0; turn < 8; turn++) {
+            rig_turn(&pair.desk.rig);
+        }
+        assert_int_equal(runs.code, BERTH_UNAVAILABLE);
+        rig_leave(&runs);
+        assert_int_equal(gpu->held_count, 0);
+        rig_leave(&loads);
+        if (end >= 2) { /* until it is tried there again */
+            desk_ask(&pair.desk, pair.bad, &loads);
+            desk_assert_place(pair.bad, "fake:0", "ended");
+            desk_unload(&pair.desk, "bad");
+            rig_advance(&pair.desk.rig, (31ULL << (end - 2)) * BERTH_NS_PER_S);
+        }
+    }
+    assert_goes_to(&pair, pair.good, "cuda:0", "");
+    pair_close(&pair);
+}
+
 /* What the process had not begun kept nobody company. */
 static void what_had_not_begun_is_not_suspected(void **state)
 {
@@ -505,6 +544,7 @@ int main(void)
         cmocka_unit_test(being_apart_has_an_end),
         cmocka_unit_test(apart_is_fair),
         cmocka_unit_test(a_load_is_no_company_to_what_runs_apart),
+        cmocka_unit_test(a_load_that_kills_costs_nobody_else),
         cmocka_unit_test(what_had_not_begun_is_not_suspected),
         cmocka_unit_test(a_load_in_company_begins_anew),
         cmocka_unit_test(two_loads_are_company),
