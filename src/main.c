@@ -112,7 +112,7 @@ static int usage(FILE *out)
                 commands[i].help);
     }
     fprintf(out, "\nberth COMMAND --help lists a command's options. The exit status is 0, 1 where "
-                 "something\nwent wrong, or 2 where what was typed cannot be.\n");
+                 "something\nwent wrong, or 2 where the command line is wrong.\n");
     return 0;
 }
 
@@ -122,8 +122,8 @@ static int help(const struct command *command)
            command->arguments, command->help);
     berth_config_print_help(stdout, command->id);
     printf("\nTIME is as 500ms, 30s or 2h; BYTES as 512K, 64M or 2G. The environment sets options "
-           "too:\n--log-level is BERTH_LOG_LEVEL.\n\nExit status: %s,\n2 where what was typed "
-           "cannot be.\n", command->status);
+           "too:\n--log-level is BERTH_LOG_LEVEL.\n\nExit status: %s,\n2 where the command "
+           "line is wrong.\n", command->status);
     return 0;
 }
 

@@ -42,7 +42,7 @@ def test_help_of_a_command_speaks_of_that_one_only(command):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_says_what_the_exit_status_means(command):
     text = " ".join(berth(command, "--help").stdout.split())
-    assert re.search(r"Exit status: 0.*2 where what was typed cannot be\.$", text), text
+    assert re.search(r"Exit status: 0.*2 where the command line is wrong\.$", text), text
 
 
 @pytest.mark.parametrize("asked", [["help", "help"], ["help", "--help"], ["help", "-h"], ["help"], ["--help"], ["-h"]])
