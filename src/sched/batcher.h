@@ -60,6 +60,9 @@ void berth_batcher_destroy(struct berth_batcher *batcher); /* NULL is fine */
  * level's max_queue_size are waiting. */
 enum berth_code berth_batcher_put(struct berth_batcher *batcher, struct berth_ticket *ticket,
                                   struct berth_err *err) BERTH_MUST_USE;
+/* UNAVAILABLE, in Triton's words, for one more behind depth that wait; with a Retry-After. */
+enum berth_code berth_batcher_refuse(const struct berth_model *model, uint64_t depth,
+                                     struct berth_err *err);
 void berth_batcher_remove(struct berth_batcher *batcher, struct berth_ticket *ticket);
 /* Every request would be refused: it has one level, and that is at its max_queue_size. */
 bool berth_batcher_is_full(const struct berth_batcher *batcher);

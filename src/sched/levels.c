@@ -62,12 +62,7 @@ enum berth_code berth_batcher_put(struct berth_batcher *batcher, struct berth_ti
     if (batcher->spec->batching == BERTH_BATCHING_DYNAMIC) {
         const struct berth_queue_policy *policy = policy_of(batcher->spec, index);
         if (policy->count_max > 0 && level->count >= policy->count_max) {
-            (void)berth_fail(err, BERTH_UNAVAILABLE, "Exceeds maximum queue size"); /* S5 */
-            if (err != NULL) {
-                err->retry_after_ms =
-                    berth_retry_ms(level->count, atomic_load(&ticket->runtime->model->service_ns));
-            }
-            return BERTH_UNAVAILABLE;
+            return berth_batcher_refuse(ticket->runtime->model, level->count, err);
         }
         ticket->t_timeout_ns = timeout_of(policy, ticket);
     }
@@ -75,6 +70,16 @@ enum berth_code berth_batcher_put(struct berth_batcher *batcher, struct berth_ti
     level->count++;
     batcher->queued++;
     return BERTH_OK;
+}
+
+enum berth_code berth_batcher_refuse(const struct berth_model *model, uint64_t depth,
+                                     struct berth_err *err)
+{
+    (void)berth_fail(err, BERTH_UNAVAILABLE, "Exceeds maximum queue size"); /* S5 */
+    if (err != NULL) {
+        err->retry_after_ms = berth_retry_ms(depth, atomic_load(&model->service_ns));
+    }
+    return BERTH_UNAVAILABLE;
 }
 
 void berth_batcher_remove(struct berth_batcher *batcher, struct berth_ticket *ticket)

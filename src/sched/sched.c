@@ -146,11 +146,7 @@ enum berth_code berth_sched_judge(struct berth_sched *sched, struct berth_model 
         return turn_away(sched, model, busy(sched, model, depth, err));
     }
     if (atomic_load_explicit(&model->queue_full, memory_order_relaxed)) {
-        (void)berth_fail(err, BERTH_UNAVAILABLE, "Exceeds maximum queue size"); /* S5 */
-        if (err != NULL) {
-            err->retry_after_ms = berth_retry_ms(depth, atomic_load(&model->service_ns));
-        }
-        return turn_away(sched, model, BERTH_UNAVAILABLE);
+        return turn_away(sched, model, berth_batcher_refuse(model, depth, err));
     }
     uint64_t now_ns = outside_now_ns(sched);
     BERTH_TRY(judge_wait(model, depth, t_deadline_ns > now_ns ? t_deadline_ns - now_ns : 0, err));

@@ -31,6 +31,7 @@
 
 static bool is_marked(const struct berth_runtime *runtime, const struct berth_device *device);
 static bool loads_on(const struct berth_runtime *runtime, const struct berth_device *device);
+static bool was_there(const struct berth_runtime *runtime, const struct berth_device *device);
 static size_t count_others(const struct berth_runtime *runtime, const struct berth_device *device);
 static bool is_beside_worse(const struct berth_runtime *runtime, const struct berth_device *device);
 static void blame(struct berth_runtime *runtime, const struct berth_device *device, bool alone);
@@ -173,14 +174,19 @@ static bool loads_on(const struct berth_runtime *runtime, const struct berth_dev
     return any;
 }
 
-/* Other models that the process had, or may have had: a load that it did not have, and waits for
- * the next one, counts too. */
+/* The process had it, or may have had: a load that it did not have, and waits for the next one,
+ * counts too. */
+static bool was_there(const struct berth_runtime *runtime, const struct berth_device *device)
+{
+    return is_marked(runtime, device) || loads_on(runtime, device);
+}
+
 static size_t count_others(const struct berth_runtime *runtime, const struct berth_device *device)
 {
     size_t others = 0;
     BERTH_LIST_EACH(link, &runtime->sched->runtimes) {
         const struct berth_runtime *other = BERTH_CONTAINER_OF(link, struct berth_runtime, link);
-        others += other != runtime && (is_marked(other, device) || loads_on(other, device));
+        others += other != runtime && was_there(other, device);
     }
     return others;
 }
@@ -192,9 +198,8 @@ static bool is_beside_worse(const struct berth_runtime *runtime, const struct be
     bool any = false;
     BERTH_LIST_EACH(link, &runtime->sched->runtimes) {
         const struct berth_runtime *other = BERTH_CONTAINER_OF(link, struct berth_runtime, link);
-        bool there = is_marked(other, device) || loads_on(other, device);
-        any = any || (other != runtime && there && other->deaths_company >= APART_MIN &&
-                      other->suspect_on == device);
+        any = any || (other != runtime && was_there(other, device) &&
+                      other->deaths_company >= APART_MIN && other->suspect_on == device);
     }
     return any;
 }
